@@ -1,8 +1,7 @@
 """The handoff of KV from a prefill worker to a decode worker.
 
-The worker's host and the handoff run in one engine with vLLM between them. The host puts its orders into the
-request (`Request.kv_transfer_params`) and collects the results after each step
-(`BatonConnector.take_reports`). A save on the prefill worker:
+The worker's host puts its orders into the request (`Request.kv_transfer_params`) and collects the results
+after each step (`SchedulerSide.take_reports`); vLLM is in between. A save on the prefill worker:
 
 1. services/engine/requests.py `prepare` puts `params.save_params` into the request.
 2. vllm/scheduler_side.py `SchedulerSide.add` takes the `params.SaveWish`.
@@ -10,39 +9,29 @@ request (`Request.kv_transfer_params`) and collects the results after each step
 4. `SchedulerSide.build_step` makes a `SaveJob` for each step that completes KV blocks.
 5. vllm/worker_side.py `WorkerSide.save` gets it on each rank, after that step's forward pass.
 6. save/saver.py `Saver.save` copies the blocks to staging and asks the transports for offers: a `ShardSave`.
-7. `SchedulerSide.update` collects the ShardSaves of all ranks and seals a manifest: a `Begun` after the first
-of several steps, a `Saved` after the last.
-8. vllm/connector.py `BatonConnector.take_reports` hands them to services/engine/host.py, and so to
-services/worker/dispatcher.py. Its `Outgoing` sends the manifest to the worker that follows; the router gets
-only the message `Saved` (protos/worker.proto), which has none.
+7. `SchedulerSide.update` seals a manifest of all ranks' ShardSaves: a `Begun` after the first step, a `Saved`
+   after the last.
+8. services/worker/dispatcher.py's `Outgoing` sends the manifest to the worker that follows; the router gets
+   only the message `Saved` (protos/worker.proto), which has none.
 
 A load on the decode worker, which is ordered before its manifest arrives:
 
-1. services/engine/requests.py `prepare` puts `params.load_params`, with the number of tokens, into the
-request.
+1. services/engine/requests.py `prepare` puts `params.load_params` into the request.
 2. `SchedulerSide.add` hands the `params.LoadWish` to vllm/loads.py `Loads`.
-3. `SchedulerSide.loadable_tokens` claims the tokens, `allocated` makes a `LoadJob` with the blocks that vLLM
-found.
-4. `WorkerSide.begin_step` gets it on each rank, before the step's forward pass.
-5. load/loader.py `Loader.reserve` stores the reservation.
-6. The manifest arrives, before or after the prompt is complete. `BatonConnector.begin_now` hands it to the
-loader at once, on the receiving thread; ranks in separate processes get it with the next step. The loader's
-threads (load/pull.py) check it, choose a transport, pull, compare digests, write the cache and release the
-save.
-7. `BatonConnector.complete_load` says that the request has its first token. Once all KV has arrived, too, the
-load ends with a `ShardLoad`.
-8. `BatonConnector.promote`, called before each step, lets the request run in that step. Failed loads, and all
-loads of ranks in separate processes, reach vLLM a step later through `WorkerSide.transfer_results`.
-9. `Loads.update` merges the ShardLoads of all ranks into a `Loaded`, which `BatonConnector.take_reports`
-hands to services/engine/host.py.
+3. `SchedulerSide.loadable_tokens` claims the tokens, `allocated` makes a `LoadJob` with vLLM's blocks.
+4. `WorkerSide.begin_step` gives it to load/loader.py `Loader.reserve`, before the step's forward pass.
+5. The manifest arrives. `BatonConnector.begin_now` hands it to the loader at once, on the receiving thread;
+   ranks in separate processes get it with the next step. The loader's threads (load/pull.py) check it, choose
+   a transport, pull, compare digests, write the cache and release the save.
+6. `BatonConnector.complete_load` says that the request has its first token. Once all KV has arrived, too, the
+   load ends with a `ShardLoad`.
+7. `BatonConnector.promote`, called before each step, lets the request run in that step. Failed loads, and all
+   loads of ranks in separate processes, reach vLLM a step later through `WorkerSide.transfer_results`.
+8. `Loads.update` merges all ranks' ShardLoads into a `Loaded`.
 
-Embeddings of images, from encode workers, are pulled before their request is in the engine:
-
-1. In an encode worker, vllm/ec_connector.py puts an image's embeddings on the shelf (save/shelf.py), after
-the step that computed them. services/worker/encodes.py sends the manifest to the worker that follows.
-2. That worker pulls them with load/embeddings.py and attaches them to the request.
-3. `BatonECConnector.ensure_cache_available` offers them to vLLM's scheduler, and `start_load_caches` gives
-them to each rank in the step that needs them.
+An encode worker's vllm/ec_connector.py puts an image's embeddings on the shelf (save/shelf.py). The prompt's
+worker pulls them (load/embeddings.py) and attaches them to the request; `BatonECConnector` gives them to
+vLLM's ranks.
 
 save/staging.py holds saved KV under a lease and save/service.py serves it; docs/reliability.md says what ends
 the lease if no release arrives. Imports go one way: vllm -> save, load -> transports -> memory -> the modules

@@ -83,7 +83,8 @@ class ChannelCache(Generic[C, S]):
             self._kept[address] = kept
             idle = [one for one in self._kept.values() if not one.calls]
             for one in idle[: max(0, len(self._kept) - self._bound)]:
-                self._drop(one)
+                del self._kept[one.address]
+                self._close(one.channel)
             return kept
 
     def end(self, kept: Kept[C, S]) -> None:
@@ -99,27 +100,18 @@ class ChannelCache(Generic[C, S]):
         for one in kept.values():
             self._close(one.channel)
 
-    def _drop(self, kept: Kept[C, S]) -> None:
-        del self._kept[kept.address]
-        self._close(kept.channel)
-
     def _close_if_unused(self, kept: Kept[C, S]) -> None:
         if not kept.calls:
             self._close(kept.channel)
-
-
-def _close_channel(channel: grpc.Channel) -> None:
-    channel.close()
 
 
 class HandoffClient:
     """Call Handoff services. Failed releases and renewals are only logged, because leases expire."""
 
     def __init__(self, bound: int = MAX_CHANNELS) -> None:
-        self.channels = ChannelCache(Dialler.channel, HandoffStub, _close_channel, bound)
+        self.channels = ChannelCache(Dialler.channel, HandoffStub, lambda one: one.close(), bound)
 
     def call(self, method: str, address: str, request: Any, timeout_s: float) -> grpc.Future[Any]:
-        """Start a call of the Handoff service at host:port."""
         kept = self.channels.begin(address)
         try:
             call: grpc.Future[Any] = getattr(kept.stub, method).future(request, timeout=timeout_s)
@@ -129,17 +121,6 @@ class HandoffClient:
         call.add_done_callback(lambda _: self.channels.end(kept))
         return call
 
-    def release(
-        self, manifest: pb.Manifest, *, confirmed: bool = False, timeout_s: float = CALL_TIMEOUT_S
-    ) -> bool:
-        """Release a save on all its ranks, and wait for the replies.
-
-        Returns False if a rank no longer held it or could not be reached.
-        """
-        calls = self._start_release(manifest, manifest.shards, confirmed, timeout_s)
-        # a list, so that every call is waited for
-        return False not in [_held(call) for call in calls]
-
     def release_soon(
         self,
         manifest: pb.Manifest,
@@ -147,14 +128,22 @@ class HandoffClient:
         confirmed: bool = False,
         shards: Iterable[pb.Shard] | None = None,
         reader: tuple[int, int] = (0, 1),
-    ) -> None:
-        """Release all shards, or the given ones, without waiting.
-
-        reader: the releasing rank and the number of ranks that pull; the last rank's release counts.
-        """
-        chosen = manifest.shards if shards is None else shards
-        for call in self._start_release(manifest, chosen, confirmed, CALL_TIMEOUT_S, reader):
-            call.add_done_callback(_note)
+    ) -> list[grpc.Future[pb.ReleaseReply]]:
+        """Release shards (default: all), without waiting. reader: this rank, and how many pull."""
+        calls = []
+        for shard in manifest.shards if shards is None else shards:
+            if shard.address:
+                request = pb.ReleaseRequest(
+                    request_id=manifest.request_id,
+                    epoch=manifest.epoch,
+                    confirmed=confirmed,
+                    ticket=shard.ticket,
+                    reader=reader[0],
+                    readers=reader[1],
+                )
+                calls.append(self.call("Release", shard.address, request, CALL_TIMEOUT_S))
+                calls[-1].add_done_callback(_note)
+        return calls
 
     def renew(
         self, manifests: Iterable[pb.Manifest], timeout_s: float = CALL_TIMEOUT_S
@@ -235,38 +224,9 @@ class HandoffClient:
     def close(self) -> None:
         self.channels.close()
 
-    def _start_release(
-        self,
-        manifest: pb.Manifest,
-        shards: Iterable[pb.Shard],
-        confirmed: bool,
-        timeout_s: float,
-        reader: tuple[int, int] = (0, 1),
-    ) -> list[grpc.Future[pb.ReleaseReply]]:
-        def request(shard: pb.Shard) -> pb.ReleaseRequest:
-            return pb.ReleaseRequest(
-                request_id=manifest.request_id,
-                epoch=manifest.epoch,
-                confirmed=confirmed,
-                ticket=shard.ticket,
-                reader=reader[0],
-                readers=reader[1],
-            )
-
-        return [
-            self.call("Release", shard.address, request(shard), timeout_s)
-            for shard in shards
-            if shard.address
-        ]
-
 
 def _note(call: grpc.Future[pb.ReleaseReply]) -> None:
-    _held(call)
-
-
-def _held(call: grpc.Future[pb.ReleaseReply]) -> bool:
     try:
-        return bool(call.result().held)
+        call.result()
     except (grpc.RpcError, grpc.FutureCancelledError) as error:
         logger.info("a release did not arrive; the lease will expire: %s", error)
-        return False

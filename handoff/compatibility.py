@@ -63,9 +63,9 @@ def in_words(facts: Facts) -> dict[str, str]:
     return {name: value for name, value in words.items() if value}
 
 
-def _digest(content: Any) -> str:
+def _digest(content: Any, digits: int = _SHORT) -> str:
     text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:_SHORT]
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
 
 
 # keys of a Hugging Face configuration that only say where it came from
@@ -81,17 +81,14 @@ def compatibility_hash(facts: Facts) -> str:
         "model": _essence(facts.model),
         "drafter": _essence(facts.drafter),
     }
-    text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return _digest(content, 32)
 
 
 def embeddings_hash(
     vllm_version: str, model: Mapping[str, Any], model_fingerprint: str, dtype: str, quantization: str
 ) -> str:
     """Return 32 hex digits, equal for engines whose embeddings of an image are the same."""
-    content = [PROTOCOL, vllm_version, _essence(model), model_fingerprint, dtype, quantization]
-    text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return _digest([PROTOCOL, vllm_version, _essence(model), model_fingerprint, dtype, quantization], 32)
 
 
 def _essence(value: Any) -> Any:

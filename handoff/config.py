@@ -37,10 +37,7 @@ class HandoffConfig:
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> HandoffConfig:
-        """Convert values that services/config has checked one by one.
-
-        Raises HandoffError for a host that others cannot dial, and for a timeout above MAX_PULL_S.
-        """
+        """Convert values that services/config has checked one by one. Raises HandoffError."""
         config = cls(**extra)
         if is_wildcard(config.published_host):
             raise HandoffError(

@@ -24,7 +24,6 @@ def seed(request_id: str, epoch: int) -> int:
 
 
 def of_message(serialized: bytes) -> int:
-    """Return the 64-bit digest of a serialized message."""
     return int(xxhash.xxh3_64_intdigest(serialized))
 
 

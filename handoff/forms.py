@@ -57,15 +57,12 @@ class CacheLayer:
 
 @dataclass(frozen=True)
 class Form:
-    """The form in which a worker saves KV."""
-
     ranks: int  # tensor-parallel ranks of each stage, one shard each
     wire_dtype: str
     stages: tuple[tuple[int, ...], ...] = ()  # numbers of each pipeline stage's layers; (): one stage has all
 
     @property
     def shards(self) -> int:
-        """The number of ranks of all stages."""
         return self.ranks * max(1, len(self.stages))
 
     def layers_of(self, rank: int, layers: int) -> Sequence[int]:
@@ -133,7 +130,6 @@ def heads_of(layer: CacheLayer, ranks: int, rank: int) -> range:
 
 
 def part_bytes(layer: CacheLayer, form: Form, rank: int) -> int:
-    """Return the bytes of a layer in a rank's record."""
     return layer.part_bytes(len(heads_of(layer, form.ranks, rank)), form.wire_dtype)
 
 
@@ -164,11 +160,7 @@ def unfit(layers: Sequence[CacheLayer], here: Form, there: Form) -> str:
 def shares(
     layers: Sequence[CacheLayer], here: Form, rank: int, there: Form, turn: int = 0
 ) -> tuple[Share, ...]:
-    """Return a rank's shares of a save.
-
-    turn: selects among source ranks with the same heads. If both workers' stages have the same number of
-    ranks, each rank pulls from its counterparts.
-    """
+    """Return a rank's shares of a save. turn: selects among source ranks with the same heads."""
     needed = [_needed(layers, here, one, there, turn) for one in range(here.shards)]
     found = []
     for source in range(there.shards):
@@ -183,7 +175,6 @@ def shares(
 def _needed(
     layers: Sequence[CacheLayer], here: Form, rank: int, there: Form, turn: int
 ) -> dict[int, list[Cut]]:
-    """Return the heads that a rank needs, by source rank."""
     found: dict[int, list[Cut]] = {}
     stages = {
         number: first

@@ -8,12 +8,9 @@ A frame is a prefix of 16 bytes, a head and a body:
     FAIL  head: an error's name and its text    ends the pull
     SHUT  head: a text                          the rank hangs up; never sealed
 
-A puller begins with GREETING and the session that it got from the rank's Handoff service (Connect). With TLS,
-that call also returns keys, and everything but the greeting and SHUT is sealed (security/sealing.py): the
-head with the prefix as associated data, then the body in pieces.
-
-Both ends block in system calls that time out five times a second, so that `look` can stop them. Records go
-from staging to the socket and into the puller's buffer without a copy, and 4 MiB take the GIL once.
+A puller begins with GREETING and a session from the rank's Handoff service (Connect). With TLS that call also
+returns keys, and all but the greeting and SHUT is sealed (security/sealing.py): the head with the prefix as
+associated data, then the body in pieces. System calls time out five times a second, for `look` to stop them.
 """
 
 from __future__ import annotations
@@ -122,10 +119,7 @@ class Line:
             self._write(parts, look)
 
     def receive(self, look: Callable[[], None] = nothing, silent_s: float | None = None) -> Frame:
-        """Return the next frame. After a frame of records, call `receive_records` next.
-
-        Raises Broken, and whatever `look` raises.
-        """
+        """Return the next frame; after RECORDS call `receive_records`. Raises Broken, as `look` may."""
         silent_s = SILENT_S if silent_s is None else silent_s
         prefix = bytes(self._read_new(_PREFIX.size, look, silent_s))
         kind, size, first_block, records = _PREFIX.unpack(prefix)
@@ -141,10 +135,7 @@ class Line:
         return Frame(kind, head, first_block, records, prefix)
 
     def receive_records(self, frame: Frame, into: Bytes, look: Callable[[], None] = nothing) -> Digests:
-        """Fill `into` with the records of the last frame, and return their digests.
-
-        Raises Broken, and whatever `look` raises.
-        """
+        """Fill `into`, and return the records' digests. Raises Broken, and whatever `look` raises."""
         whole, size = into.reshape(-1).data, 8 * frame.records
         if self._receive_seal is None:
             head = bytearray(size)
@@ -270,7 +261,6 @@ def _words(said: bytes) -> str:
 
 
 def _without(parts: list[memoryview], moved: int) -> list[memoryview]:
-    """Return the parts that remain after `moved` bytes."""
     for number, part in enumerate(parts):
         if moved < len(part):
             return [part[moved:], *parts[number + 1 :]]

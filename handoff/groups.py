@@ -44,10 +44,7 @@ class CacheGroup:
         return not (self.window or self.chunk or self.state)
 
     def serves(self, saved: int, wanted: int) -> bool:
-        """Return whether a save after `saved` tokens is enough to continue after the first `wanted`.
-
-        A state cannot be cut short. A window or chunk can, as long as the saved blocks still cover it.
-        """
+        """Return whether a save of `saved` tokens serves the first `wanted`; a state cannot be cut."""
         if self.state:
             return saved == wanted
         return wanted <= saved and self.live(wanted).start >= self.live(saved).start
@@ -78,7 +75,6 @@ class Part:
 
 
 def serve(groups: Sequence[CacheGroup], saved: int, wanted: int) -> bool:
-    """Return whether `CacheGroup.serves` holds for all groups."""
     return all(group.serves(saved, wanted) for group in groups)
 
 
@@ -98,7 +94,6 @@ def num_records(groups: Sequence[CacheGroup], num_tokens: int) -> int:
 
 
 def described(groups: Sequence[CacheGroup], num_tokens: int) -> list[Group]:
-    """Return the groups of a manifest of `num_tokens` tokens."""
     found = []
     for group in groups:
         live = group.live(num_tokens)
@@ -116,10 +111,7 @@ def saved_parts(
 def loaded_parts(
     groups: Sequence[CacheGroup], tables: Sequence[Sequence[int]], saved: int, wanted: int, have: int
 ) -> tuple[Part, ...]:
-    """Return the parts of a save after `saved` tokens that are needed to continue after the first `wanted`.
-
-    have: number of leading tokens that are cached here, in whole blocks of each group.
-    """
+    """Return the parts of a save of `saved` tokens that the first `wanted` need; `have` are cached."""
     parts, place = [], 0
     for number in in_order(groups):
         group, table = groups[number], tables[number]
@@ -139,7 +131,6 @@ def final_part(groups: Sequence[CacheGroup], tables: Sequence[Sequence[int]], fi
 
 
 def parts_from(parts: Sequence[Part], first: int) -> tuple[Part, ...]:
-    """Return the parts from position `first` on."""
     found = (part.within(first, part.stop) for part in parts)
     return tuple(part for part in found if part.block_ids)
 

@@ -1,7 +1,7 @@
 """The host's orders to the connector: `Request.kv_transfer_params`, never set by a client.
 
-A PREFILL or a SAVE carries `save_params`, a DECODE with a handoff `load_params`, any other request None. The
-connector reports the outcome as a `Saved` or `Loaded` (reports.py).
+A SAVE, and a PREFILL that is handed over, carries `save_params`, a request that loads KV `load_params`, any
+other None. The connector reports the outcome as a `Saved` or `Loaded` (reports.py).
 """
 
 from __future__ import annotations
@@ -38,20 +38,15 @@ Params = Mapping[str, Any]
 
 
 def save_params(epoch: int, *, cached: bool = False, prefix: Params | None = None) -> Params:
-    """Return the parameters of a `SaveWish`."""
     return {KEY: SaveWish(epoch, cached, prefix[KEY] if prefix is not None else None)}
 
 
 def load_params(epoch: int, tokens: int, manifest: Manifest | None = None, saved_as: str = "") -> Params:
-    """Return the parameters of a `LoadWish`.
-
-    Without a manifest, blocks are reserved until `BatonConnector.begin_load` or `complete_load` brings one.
-    """
+    """Without a manifest, blocks are reserved until `begin_load` or `complete_load` brings one."""
     return {KEY: LoadWish(epoch, tokens, manifest, saved_as)}
 
 
 def wish_of(params: Params | None) -> SaveWish | LoadWish | None:
-    """Return the wish in `kv_transfer_params`, if any."""
     wish = params.get(KEY) if params is not None else None
     return wish if isinstance(wish, SaveWish | LoadWish) else None
 

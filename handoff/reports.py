@@ -54,7 +54,6 @@ class Costs:
 
     @classmethod
     def slowest(cls, costs: Sequence[Costs]) -> Costs:
-        """Return the maximum of each time."""
         return cls(*(max(getattr(cost, name) for cost in costs) for name in cls.__dataclass_fields__))
 
 
@@ -94,10 +93,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A load has ended: the KV is in the engine's cache, or `problem` says why not.
-
-    Zero blocks without a problem: the prefix cache had it all.
-    """
+    """A load has ended, or `problem` says why not. Zero blocks without one: the prefix cache had it all."""
 
     request_id: str
     epoch: int

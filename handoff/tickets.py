@@ -18,13 +18,10 @@ BYTES = 16  # bytes per ticket
 
 
 class Tickets:
-    """The tickets of one rank's saves."""
-
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
     def of(self, request_id: str, epoch: int) -> bytes:
-        """Return an attempt's ticket."""
         return hmac.digest(self._key, f"{epoch}/{request_id}".encode(), "sha256")[:BYTES]
 
     def fits(self, request_id: str, epoch: int, ticket: bytes) -> bool:

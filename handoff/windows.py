@@ -21,7 +21,6 @@ def slots_for(records: int, capacity: int) -> int:
 
 
 def part(slots: int) -> int:
-    """Return the size of a part of a window of `slots` slots."""
     return max(1, slots // PARTS)
 
 

@@ -176,7 +176,7 @@ class Engine:
                     answer.finish_reason = str(output.finish_reason)
         if self.connector is None:
             return True
-        reports = self.connector.take_reports()
+        reports = self.connector.scheduler_side.take_reports()
         for begun in reports.begun:
             self.answers[begun.request_id].begun = begun
         for saved in reports.saved:

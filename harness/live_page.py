@@ -18,8 +18,7 @@ from baton.services.router.load import RouterCounts
 from baton.services.router.ops import server
 from baton.services.router.ops.access import PageAccess
 from baton.services.router.ops.actions import Actions
-from baton.services.router.ops.feed import Feed, Sources
-from baton.services.router.ops.series import Series
+from baton.services.router.ops.feed import Feed, Series
 from harness.scheduling import Options, identity
 
 REFRESH_S = 0.2
@@ -60,7 +59,7 @@ async def live_page(key: str = "", forbidden: str = "", tick_s: float = 0.1) -> 
         SchedulerClient(scheduler.address, router_id="router", policy=PolicySettings()) as client,
     ):
         series = Series(lambda: counts.message([]), lambda: 0)
-        feed = Feed(Sources(about, lambda: client.standby.workers, lambda: "", series), tick_s)
+        feed = Feed(about, lambda: client.standby.workers, lambda: "", series, tick_s)
         app = server.build_app(feed, recent, Actions([client], feed.events, forbidden), PageAccess(key))
         refreshing = asyncio.create_task(_refresh(client))
         try:

@@ -122,6 +122,12 @@ def segments(processes: list[psutil.Process]) -> list[Path]:
     return [path for path in Path("/dev/shm").glob("baton-*") if theirs.intersection(path.name.split("-"))]
 
 
+def ran(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, for at most CALL_S; return its status and output."""
+    words = [str(word) for word in command]
+    return subprocess.run(words, **{"capture_output": True, "text": True, "timeout": CALL_S, **options})  # noqa: PLW1510
+
+
 @contextlib.contextmanager
 def running(
     command: Sequence[object],

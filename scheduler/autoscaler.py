@@ -1,8 +1,7 @@
 """Autoscaling and rebalancing as a task of the scheduler: observe the load, decide, and give orders.
 
-When several schedulers share a store, the one that holds the lease in it decides. Every order carries its
-fencing number, and the store, workers and fleets refuse a lower number than the highest they have seen. While
-the store is unreachable, or the scheduler may not know all workers, nothing changes.
+The scheduler that holds the store's lease decides; everyone refuses a lower fencing number than the highest
+seen. While the store is unreachable, or the scheduler may not know all workers, nothing changes.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from baton.scheduler.balance import Balance
 from baton.scheduler.booking import usable_blocks
 from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics, role_of
-from baton.scheduler.roster import Roster
-from baton.scheduler.settling import Settling
+from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import FleetView, Told, WorkerRecord, place_of
 
@@ -76,7 +74,6 @@ class Autoscaler:
                 await self._scale(self._controller, view)
 
     async def _lead(self) -> bool:
-        """Return whether this scheduler holds the lease. A takeover drops what was observed before."""
         # A step may also take as long as a worker's change of role.
         lease_s = max(LEASE_STEPS * self._interval_s, ROLE_TIMEOUT_S + 2 * self._interval_s)
         fence = await self._store.lead(self._name, lease_s)
@@ -122,7 +119,6 @@ class Autoscaler:
             await self._give(decision, view)
 
     async def _give(self, decision: Decision, view: FleetView) -> None:
-        """Call workers to change their roles, and store the orders for fleets."""
         if decision.changed:
             orders = {fleet: self._orders(ordered) for fleet, ordered in decision.plan.items()}
             if not await self._store.order(self._fence, orders):
@@ -144,7 +140,6 @@ class Autoscaler:
         return pb.OrdersReply(fence=self._fence, orders=orders).SerializeToString()
 
     def _say(self, decision: Decision, on: bool) -> None:
-        """Log new orders or, in advise mode, new advice."""
         if on:
             if decision.orders:
                 log.warning("%s -> %s: %s", decision.present, decision.wanted, decision.orders)
@@ -163,12 +158,14 @@ def seen(view: FleetView, told: Told, at: float) -> Seen:
         members,
         routers={key: pb.RouterLoad.FromString(raw) for key, raw in told.routers.items()},
         places={key: pb.OrdersRequest.FromString(raw).places for key, raw in told.fleets.items()},
-        plan={key: _plan(raw) for key, raw in told.orders.items()},
+        plan={
+            key: {one.name: one.role for one in pb.OrdersReply.FromString(raw).orders}
+            for key, raw in told.orders.items()
+        },
     )
 
 
 def _member(unit: list[WorkerRecord]) -> Member:
-    """Describe a worker, or all workers of a gang together, as rank 0."""
     first = unit[0]
     loads = [one.load or pb.WorkerLoad() for one in unit]
     return Member(
@@ -186,7 +183,6 @@ def _member(unit: list[WorkerRecord]) -> Member:
 
 
 def _together(loads: list[pb.WorkerLoad]) -> pb.WorkerLoad:
-    """Return what the autoscaler reads of a gang's loads."""
     counts = [one.counts for one in loads]
     return pb.WorkerLoad(
         running=sum(one.running for one in loads),
@@ -208,7 +204,3 @@ def _slots(capacity: pb.Capacity, load: pb.WorkerLoad) -> int:
     used = usable - load.free_blocks
     by_cache = usable * load.running // used if load.running and used > 0 else capacity.max_num_seqs
     return min(capacity.max_num_seqs, max(1, by_cache))
-
-
-def _plan(raw: bytes) -> Mapping[str, pb.Role]:
-    return {order.name: order.role for order in pb.OrdersReply.FromString(raw).orders}

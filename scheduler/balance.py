@@ -1,13 +1,9 @@
 """Decide when a worker should change its role: one side is overloaded and the other has a worker to spare.
 
-A side's pressure is its work relative to its capacity. For prefill workers it is queued prompt tokens over
-the token budget of a step; for decode workers requests over the batch size, or the share of KV blocks in use
-if that is higher. Requests that are only booked on a decode worker do not count: their prompts may still be
-queued for prefill.
-
-A worker, or a gang, changes sides when one side's pressure has stayed high for `after_s` and the other side,
-without it, would still be at ease and have room for its bookings. The gap between high and ease keeps a
-change from causing the opposite one. After a change the whole deployment pauses for `PAUSE` * `after_s`.
+A side's pressure is its work relative to its capacity: queued prompt tokens over the token budget of a step,
+or requests over the batch size (or KV blocks in use). Requests only booked on a decode worker do not count. A
+worker, or a gang, changes sides when one side's pressure stayed high for `after_s` and the other, without it,
+would be at ease and have room for its bookings. Then the whole deployment pauses for `PAUSE` * `after_s`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
 """Bookings of requests on workers, and whether there is room for them.
 
-Three quantities are booked, each until it is free again:
-
-- Prompt tokens that the prefix cache is not known to hold, on the worker that runs the prompt, until they are
-  prefilled. The limit keeps the time to first token short. A worker with an empty queue also takes a prompt
-  above the limit, which would otherwise never run.
-- Requests, on both workers. The decode worker's limit is a multiple of its batch size.
-- KV blocks, on the decode worker, until the request ends: the prompt, the look-ahead slots of speculation and
-  the first `OUTPUT_TOKENS_BOOKED` output tokens (fewer if max_tokens is lower). Booking the whole output
-  would leave most of the cache unused, because clients seldom set a limit. The engine preempts requests that
-  outgrow the cache, and recomputes them. Blocks shared with another running request, such as a common system
-  prompt, are released when decoding begins.
+- Prompt tokens not known to be cached are booked on the worker that runs the prompt until they are prefilled.
+  The limit keeps the time to first token short. A worker with an empty queue also takes a longer prompt.
+- Requests are booked on both workers. The decode worker's limit is a multiple of its batch size.
+- KV blocks are booked on the decode worker: the prompt, the look-ahead slots of speculation and the first
+  `OUTPUT_TOKENS_BOOKED` output tokens, as clients seldom set a limit. The engine preempts what outgrows the
+  cache. Blocks shared with another running request are released when decoding begins.
 
 An encode books an image's tokens and a request on an encode worker, which has no KV blocks.
 """

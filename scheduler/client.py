@@ -1,12 +1,11 @@
 """The scheduler's client, for routers, workers and the command line.
 
-Every call has a deadline, and ends with a reply or one of Baton's exceptions. Calls are not retried here,
-because only the caller knows whether that is safe.
-
-If there are several schedulers, workers and routers report to all of them, so each knows all workers and
-bookings. A router gets all its placements and snapshots from one of them, its home, which knows its latest
-bookings.
+Every call has a deadline, and ends with a reply or one of Baton's exceptions. Only the caller knows whether a
+retry is safe. A router gets all its placements and snapshots from one of several schedulers, its home.
 """
+
+# Calls by name return Any.
+# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ import contextlib
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from baton.attempts import Attempt
@@ -79,9 +77,7 @@ class SchedulerClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     @property
@@ -169,10 +165,8 @@ class SchedulerClient:
         `reached`: ids of the workers that this router can reach. Returns the log level that an operator set
         for this router, or an empty string.
         """
-        feed, revision = self.standby.has
-        request = pb.SnapshotRequest(
-            router_id=self.router_id, load=load, process=self.process, feed=feed, revision=revision
-        )
+        request = pb.SnapshotRequest(router_id=self.router_id, load=load, process=self.process)
+        request.feed, request.revision = self.standby.fleet.feed, self.standby.fleet.revision
         home = self._schedulers.pick(self.router_id)
         snapshot: pb.SnapshotReply = await self._schedulers.ask(home, "Snapshot", request, SNAPSHOT_TIMEOUT_S)
         self.standby.learn(snapshot, reached)
@@ -207,10 +201,7 @@ class SchedulerClient:
     ) -> pb.HeartbeatReply:
         request = pb.HeartbeatRequest(worker_id=worker_id, state=state, load=load, epoch=epoch, blocks=blocks)
         asked = self._of_worker(worker_id, scheduler)
-        reply: pb.HeartbeatReply = await self._schedulers.ask(
-            asked, "Heartbeat", request, HEARTBEAT_TIMEOUT_S
-        )
-        return reply
+        return await self._schedulers.ask(asked, "Heartbeat", request, HEARTBEAT_TIMEOUT_S)
 
     async def deregister(self, worker_id: str, epoch: int = 0, *, scheduler: str = "") -> None:
         request = pb.DeregisterRequest(worker_id=worker_id, epoch=epoch)
@@ -248,23 +239,18 @@ class SchedulerClient:
 
     async def drain(self, worker_id: str) -> pb.DrainReply:
         """Drain a worker; a unique prefix of its id is enough. The reply may name a problem."""
-        request = pb.DrainRequest(worker_id=worker_id)
-        replies = await self._schedulers.each("Drain", request, CALL_TIMEOUT_S)
-        reply: pb.DrainReply = min(replies.values(), key=lambda one: bool(one.problem))
-        return reply
+        replies = await self._schedulers.each("Drain", pb.DrainRequest(worker_id=worker_id), CALL_TIMEOUT_S)
+        return min(replies.values(), key=lambda one: bool(one.problem))
 
     async def undrain(self, worker: str) -> pb.UndrainReply:
         """Let the workers of a drained name take requests again; a unique prefix is enough."""
-        request = pb.UndrainRequest(worker_id=worker)
-        replies = await self._schedulers.each("Undrain", request, CALL_TIMEOUT_S)
-        reply: pb.UndrainReply = min(replies.values(), key=lambda one: bool(one.problem))
-        return reply
+        replies = await self._schedulers.each("Undrain", pb.UndrainRequest(worker_id=worker), CALL_TIMEOUT_S)
+        return min(replies.values(), key=lambda one: bool(one.problem))
 
     async def set_role(self, worker_id: str, role: pb.Role) -> pb.SetRoleReply:
         """Give a worker another role; a unique prefix of its id is enough."""
         request = pb.SetRoleRequest(worker_id=worker_id, role=role)
-        reply: pb.SetRoleReply = await self._schedulers.call("SetRole", request, CALL_TIMEOUT_S)
-        return reply
+        return await self._schedulers.call("SetRole", request, CALL_TIMEOUT_S)
 
     async def set_log_level(self, process: str, level: str) -> pb.SetLogLevelReply:
         """Set the log level of processes. The reply names them, or a problem."""
@@ -277,14 +263,12 @@ class SchedulerClient:
     async def inspect(self, worker_id: str = "") -> pb.InspectReply:
         """Ask a worker, or without an id the scheduler, for its machine and versions."""
         request = pb.InspectRequest(worker_id=worker_id)
-        reply: pb.InspectReply = await self._schedulers.call("Inspect", request, INSPECT_TIMEOUT_S)
-        return reply
+        return await self._schedulers.call("Inspect", request, INSPECT_TIMEOUT_S)
 
     async def clock(self) -> float:
         """Return the scheduler's wall clock, seconds."""
         request = pb.InspectRequest(clock_alone=True)
-        reply: pb.InspectReply = await self._schedulers.call("Inspect", request, CALL_TIMEOUT_S)
-        return reply.inspection.unix_s
+        return (await self._schedulers.call("Inspect", request, CALL_TIMEOUT_S)).inspection.unix_s
 
     async def try_handoff(
         self, source: str, puller: str, transport: str, size: int, timeout_s: float = TRY_TIMEOUT_S
@@ -293,14 +277,12 @@ class SchedulerClient:
         request = pb.TryHandoffRequest(
             from_worker_id=source, to_worker_id=puller, transport=transport, bytes=size
         )
-        reply: pb.TryHandoffReply = await self._schedulers.call("TryHandoff", request, timeout_s)
-        return reply
+        return await self._schedulers.call("TryHandoff", request, timeout_s)
 
     async def orders(self, fleet_id: str, places: Iterable[pb.Place]) -> pb.OrdersReply:
         """Return what should run in the places of a fleet."""
         request = pb.OrdersRequest(fleet_id=fleet_id, places=places)
-        reply: pb.OrdersReply = await self._schedulers.call("Orders", request, CALL_TIMEOUT_S)
-        return reply
+        return await self._schedulers.call("Orders", request, CALL_TIMEOUT_S)
 
     def _check(self, need: Need) -> None:
         """Raise ValueError for another router's request, whose lease this client would not renew."""
@@ -320,8 +302,7 @@ class SchedulerClient:
         self, scheduler: Endpoint, message: pb.ExchangeRequest, timeout_s: float
     ) -> pb.ExchangeReply:
         message.report.router_id = self.router_id
-        reply: pb.ExchangeReply = await self._schedulers.ask(scheduler, "Exchange", message, timeout_s)
-        return reply
+        return await self._schedulers.ask(scheduler, "Exchange", message, timeout_s)
 
     def _of_worker(self, worker_id: str, scheduler: str) -> Endpoint:
         return self._schedulers.at(scheduler) if scheduler else self._schedulers.pick(worker_id)

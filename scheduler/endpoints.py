@@ -28,7 +28,6 @@ _BEFORE_REASON = re.compile(r"^failed to connect to all addresses; last error: (
 
 
 def _in_short(details: str) -> str:
-    """Extract the reason from gRPC's text about a failed call."""
     reason = _BEFORE_REASON.sub("", details)
     if "HTTP/2" in reason:
         return f"something else listens there: {reason}"

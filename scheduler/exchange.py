@@ -1,8 +1,7 @@
 """A router's messages to one scheduler: requests for placements, and reports on earlier ones.
 
-Only one message is in flight. The next one carries all placements and events (reporter.py) that were queued
-in the meantime, because a message costs both sides more than a placement. At low rates each placement is sent
-at once.
+Only one is in flight. The next one carries all that was queued in the meantime, because a message costs both
+sides more than a placement.
 """
 
 from __future__ import annotations
@@ -99,7 +98,6 @@ class Exchange:
             await self._exchange(asked)
 
     async def _exchange(self, asked: list[_Asked]) -> bool:
-        """Send a message unless it would be empty; return whether it was answered."""
         report = self._reporter.next()
         if not asked and not report:
             return False

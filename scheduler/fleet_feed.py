@@ -1,12 +1,8 @@
 """Send routers the changes to the fleet since their last request.
 
-A router sends the feed and revision that it has. The reply has the changes since then, serialized once for
-all routers at that revision. It has everything if the revision is too old or the feed is another one, because
-the scheduler was restarted or is not the one the router asked before. Bookings are the totals of all routers.
-The router subtracts its own, which it gets separately.
-
-A worker's identity is most of its bytes and hardly ever changes, so it is sent once. A heartbeat is not a
-change: the last message of a worker that is not mentioned is less than half a lease old.
+The reply is serialized once for all routers at a revision. It has everything if that is too old or of another
+feed. Bookings are the totals of all routers; a router subtracts its own. A worker's identity is sent once. A
+heartbeat is not a change: the last message of a worker that is not mentioned is less than half a lease old.
 """
 
 from __future__ import annotations

@@ -15,13 +15,7 @@ from heapq import heappop, heappush, nlargest
 
 from baton.attempts import EPOCH_KEEP_S, Attempt, is_image
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.types import (
-    Booking,
-    ReportResult,
-    Reserved,
-    RouterReport,
-    attempt_to_wire,
-)
+from baton.scheduler.types import Booking, ReportResult, Reserved, RouterReport, attempt_to_wire
 
 HANDOFFS_KEPT = 64  # finished attempts kept for operators
 
@@ -173,7 +167,6 @@ class Ledger:
         return attempt.epoch < last or (attempt.epoch == last and over)
 
     def _adopt(self, booking: Booking) -> bool:
-        """Book a running attempt unless it is booked already; return False if it is fenced."""
         if self._fenced(booking.attempt):
             return False
         live = self.live.get(booking.attempt.request_id)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from baton.attempts import Attempt
 from baton.prefix_keys import NO_KEYS, PromptKeys
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.prefixes.match import Match
+from baton.scheduler.prefixes.prefix_ledger import Match
 
 
 class Adapter(NamedTuple):

@@ -1,9 +1,7 @@
-"""Choose workers and book them.
+"""Choose workers and book them, in one step of the event loop.
 
-Choice and booking are one step of the event loop, so this scheduler never gives the same room away twice. Two
-schedulers may; the worker enforces the limits and then refuses one of the requests. When all workers are
-full, the oldest request goes first, whichever router it waits at (turns.py). An encode never waits: without
-room, its image stays with the prompt.
+Two schedulers may give the same room away; the worker then refuses one of the requests. When all workers are
+full, the oldest request goes first (turns.py). An encode never waits.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from baton.scheduler.booking import Assignment, booking_of, waits_for_slot
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.need import Need
 from baton.scheduler.policy import NoChoice, Policy
-from baton.scheduler.prefixes.match import Match
-from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import Match, PrefixLedger
 from baton.scheduler.roster import Roster
 from baton.scheduler.turns import RouterTurns
 

@@ -1,8 +1,7 @@
 """Report a router's events to one scheduler in batches, and renew its bookings.
 
-Events are queued, and each message to the scheduler takes a batch of them (exchange.py). If no message is due
-soon, one is sent for the events alone. While the scheduler does not answer, the queue is kept, up to a limit
-in length and age. A scheduler that lost a booking gets it again, and a restarted one gets all of them.
+Each message (exchange.py) takes a batch of the queue, which is kept, up to a limit, while the scheduler does
+not answer. A scheduler that lost a booking gets it again, and a restarted one gets all of them.
 """
 
 from __future__ import annotations

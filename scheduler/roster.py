@@ -17,6 +17,8 @@ from baton.scheduler.errors import StaleWorker
 from baton.scheduler.ledger import Ledger, Past, forget
 from baton.scheduler.types import FleetView, Heard, WorkerRecord, place_of
 
+PEERS_AGE_S = 5.0  # references to peers' acceptance change slowly
+
 
 class Roster:
     """The workers of a topic. Every method is one atomic step of the event loop.
@@ -150,3 +152,63 @@ class Roster:
     def _epoch_of(self, worker_id: str) -> int:
         known = self._workers.get(worker_id) or self._gone.get(worker_id)
         return known.epoch if known else 0
+
+
+class Peers:
+    """The best draft acceptance that other workers with a worker's speculative method report.
+
+    Keeps the two best references of each method, refreshed every `PEERS_AGE_S`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked = -PEERS_AGE_S
+        self._methods: dict[str, str] = {}  # worker id -> method
+        self._best: dict[str, list[tuple[float, str]]] = {}  # method -> (reference, worker id), best first
+
+    def reference(self, worker_id: str, view: FleetView) -> float:
+        """Return the best reference of the other workers with this worker's method; 0: none."""
+        now = self._clock()
+        if now - self._looked >= PEERS_AGE_S or worker_id not in self._methods:
+            self._looked = now
+            self._look(view)
+        best = self._best.get(self._methods.get(worker_id, ""), ())
+        return next((reference for reference, other in best if other != worker_id), 0.0)
+
+    def _look(self, view: FleetView) -> None:
+        self._methods = {key: one.capacity.speculative_method for key, one in view.workers.items()}
+        found: dict[str, list[tuple[float, str]]] = {}
+        for key, worker in view.workers.items():
+            if worker.load is not None:
+                reference = worker.load.drafting.learned_reference
+                found.setdefault(self._methods[key], []).append((reference, key))
+        self._best = {method: sorted(all_of_it, reverse=True)[:2] for method, all_of_it in found.items()}
+
+
+HELD_UP_S = 2.0  # s without a tick: the process was stopped or starved, and heartbeats may still be unread
+
+
+class Settling:
+    """True for a while after the start, and after the process was held up.
+
+    In that time all workers register or send a heartbeat. Rejections are not final until then: routers may
+    know workers that this scheduler does not know yet.
+    """
+
+    def __init__(self, settle_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Every live worker must send a message within `settle_s` seconds."""
+        self._settle_s = settle_s
+        self._clock = clock
+        self._ticked = clock()
+        self._until = self._ticked + settle_s
+
+    def tick(self) -> None:
+        """Check the clock. Call it more often than every `HELD_UP_S`."""
+        now = self._clock()
+        if now - self._ticked > HELD_UP_S:
+            self._until = now + self._settle_s
+        self._ticked = now
+
+    def __bool__(self) -> bool:
+        self.tick()
+        return self._clock() < self._until

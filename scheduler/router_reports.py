@@ -111,7 +111,6 @@ class Reports:
         self.finished(Attempt(placed.request_id, placed.epoch), "abort")
 
     def _released(self, address: str) -> None:
-        """Call `on_released` if the scheduler is this router's home, or does not answer."""
         if self._is_home(address) or not self._reporters[address].answered:
             self.on_released()
 

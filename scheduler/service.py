@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import grpc.aio
@@ -29,9 +28,8 @@ from baton.scheduler.placer import Placer
 from baton.scheduler.policy import Policy
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
-from baton.scheduler.roster import Roster
+from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.servicer import SchedulerServicer
-from baton.scheduler.settling import Settling
 from baton.scheduler.store import open_store
 from baton.scheduler.turns import SharedTurns
 from baton.scheduler.types import SchedulerOptions
@@ -55,20 +53,20 @@ class SchedulerServer:
         """Prepare a server. It autoscales if there are `goals` and their mode is not off."""
         self.metrics = Metrics()
         self.address = options.address  # has the actual port once entered
-        self._store = open_store(options.store, options.topic, store_password)
+        self.store = open_store(options.store, options.topic, store_password)
         policy = Policy(options, options.policy)
         self._prefixes = PrefixLedger(PrefixIndex(), heartbeat_s=options.heartbeat_s)
         self._ledger = Ledger(options.placement_lease_s)
         self._roster = Roster(options.topic, options.worker_lease_s, self._ledger)
         self._placer = Placer(self._roster, self._ledger, policy, prefixes=self._prefixes)
-        self._turns = SharedTurns(self._store, self._placer.turns)
+        self._turns = SharedTurns(self.store, self._placer.turns)
         self._settling = Settling(options.worker_lease_s)
         autoscales = goals is not None and goals.mode != "off"
-        self.members = Members(self._store)
+        self.members = Members(self.store)
         self._knowledge = Knowledge(self._prefixes, self.metrics.prefixes)
         self._servicer = SchedulerServicer(
             options,
-            self._store,
+            self.store,
             self._roster,
             self._ledger,
             placer=self._placer,
@@ -89,7 +87,7 @@ class SchedulerServer:
             self._autoscaler = Autoscaler(
                 goals if autoscales else None,
                 options.rebalance_after_s,
-                self._store,
+                self.store,
                 self._roster,
                 self.members,
                 settling=self._settling,
@@ -102,15 +100,10 @@ class SchedulerServer:
         del environment
         return json.dumps(targets(members(self._workers, self.members.known))).encode()
 
-    @property
-    def store_name(self) -> str:
-        """The store's URL without its password, or "memory"."""
-        return self._store.name
-
     async def __aenter__(self) -> Self:
         try:
-            await self._store.open()
-            self._roster.drain(self._store.drained)
+            await self.store.open()
+            self._roster.drain(self.store.drained)
             self._look()
             self._server = aio_server()
             rpc.add_SchedulerServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
@@ -118,7 +111,7 @@ class SchedulerServer:
             self.address = _listen(self._server, self.address)
             await self._server.start()
         except BaseException:
-            await self._store.close()
+            await self.store.close()
             raise
         await self._health.set("", _SERVING)
         self._tasks = [
@@ -129,9 +122,7 @@ class SchedulerServer:
             self._tasks.append(keep(self._autoscaler.run, "scheduler-autoscale"))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._health.enter_graceful_shutdown()
         for task in self._tasks:
             await tasks.stop(task)
@@ -139,13 +130,13 @@ class SchedulerServer:
         self._servicer.hang_up()
         if self._server:
             await self._server.stop(STOP_GRACE_S)
-        await self._store.close()
+        await self.store.close()
 
     async def _watch_store(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            await self._store.tend()
-            self._roster.drain(self._store.drained)
+            await self.store.tend()
+            self._roster.drain(self.store.drained)
             await self.members.tend()
             if self.members.schedulers > 1:
                 await self._turns.tend()
@@ -168,10 +159,10 @@ class SchedulerServer:
         self._knowledge.look(view)
         self._workers = [one.identity for one in view.workers.values()]
         self.members.hears(len(self._workers))
-        self.metrics.store_up.set(not self._store.problem)
-        if self._store.problem and not self._store_problem:
+        self.metrics.store_up.set(not self.store.problem)
+        if self.store.problem and not self._store_problem:
             self.metrics.store_losses.inc()
-        self._expired, self._store_problem = self._ledger.expired, self._store.problem
+        self._expired, self._store_problem = self._ledger.expired, self.store.problem
 
 
 async def serve(
@@ -202,7 +193,7 @@ async def serve(
             )
             log.info("metrics on http://%s/metrics", exposed.address)
             log.info(
-                "scheduler of topic %r on %s, store %s", settings.topic, server.address, server.store_name
+                "scheduler of topic %r on %s, store %s", settings.topic, server.address, server.store.name
             )
             if on_started:
                 on_started(server.address)
@@ -210,7 +201,6 @@ async def serve(
 
 
 def _listen(server: grpc.aio.Server, address: str) -> str:
-    """Return host:port with the actual port. Raises ListenFailed, NotSecured."""
     try:
         host, port = addresses.split(address)
         port = listen(server, "scheduler.address", addresses.join(host, port))

@@ -19,15 +19,12 @@ from baton.scheduler.booking import Assignment
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.fleet_feed import FleetFeed, status_of
 from baton.scheduler.ledger import Ledger
-from baton.scheduler.members import Members
+from baton.scheduler.members import SCHEDULER, Members, Processes
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.need import Need, need_from_wire
-from baton.scheduler.peers import Peers
 from baton.scheduler.placer import Placer
 from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
-from baton.scheduler.processes import SCHEDULER, Processes
-from baton.scheduler.roster import Roster
-from baton.scheduler.settling import Settling
+from baton.scheduler.roster import Peers, Roster, Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import (
     FleetView,
@@ -353,7 +350,6 @@ async def _refuse(context: Context, why: str) -> NoReturn:
 
 
 def _problem_of(request: pb.RegisterRequest) -> str:
-    """Return in one line why a registration is invalid; empty if it is valid."""
     identity = request.identity
     if not identity.worker_id or not identity.address:
         return "a worker needs an id and an address"

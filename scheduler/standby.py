@@ -1,13 +1,8 @@
-"""Place without a scheduler, from its last snapshot.
+"""Place without a scheduler, from its last snapshot, by the scheduler's own policy and limits.
 
-A router does so while no scheduler answers, while a scheduler that has just started may not know all workers,
-and when the scheduler has lost workers that the router can reach.
-
-- Workers are chosen by the scheduler's own policy and limits. Broken streams reveal workers that have died
-  since the snapshot (`Need.exclude`).
-- This router's bookings count as they are now, other routers' as of the snapshot until their leases end.
-  Workers refuse requests that do not fit, and these are placed again.
-- A worker that was in no snapshot for `KEPT_S` is no longer chosen.
+A router does so while no scheduler answers, while one that has just started may not know all workers, and
+when it has lost workers that the router can reach. This router's bookings count as they are now, others' as
+of the snapshot until their leases end. Workers refuse requests that do not fit, and these are placed again.
 """
 
 from __future__ import annotations
@@ -18,7 +13,6 @@ from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment, booking_of, waits_for_slot
-from baton.scheduler.fleet_copy import FleetCopy
 from baton.scheduler.need import Need
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.types import (
@@ -31,6 +25,66 @@ from baton.scheduler.types import (
 )
 
 KEPT_S = 600.0  # s; the longest scheduler outage without an operator
+
+
+class FleetCopy:
+    """The fleet as of the last snapshot, updated with the changes that a scheduler sends (fleet_feed.py).
+
+    Dictionaries are replaced, never changed, so any thread may read.
+    """
+
+    def __init__(self) -> None:
+        self.feed = ""
+        self.revision = 0
+        self.workers: dict[str, pb.WorkerStatus] = {}  # keyed by id; bookings without this router's own
+        self.encoders = False  # some of them are encode workers
+        self.processes: list[pb.Process] = []
+        self._all: dict[str, pb.WorkerStatus] = {}  # keyed by id; all bookings
+        self._mine: set[str] = set()  # workers on which this router has bookings
+
+    def learn(self, snapshot: pb.SnapshotReply) -> list[pb.WorkerStatus]:
+        """Apply a snapshot; return the last status of the workers that it no longer has."""
+        update = pb.FleetUpdate.FromString(snapshot.fleet)
+        before, changed = self.workers, set(self._mine)
+        everything = {} if update.whole else dict(self._all)
+        for worker_id in update.gone:
+            everything.pop(worker_id, None)
+        for told in update.workers:
+            worker_id = told.identity.worker_id
+            status = pb.WorkerStatus()  # a copy: a submessage would keep the whole message in memory
+            status.CopyFrom(told)
+            if not status.identity.address and worker_id in everything:
+                status.identity.CopyFrom(everything[worker_id].identity)
+            everything[worker_id] = status
+            changed.add(worker_id)
+        self._take_off(snapshot, everything, changed)
+        if update.HasField("processes"):
+            self.processes = list(update.processes.processes)
+        self.feed, self.revision = update.feed, update.revision
+        return [status for worker_id, status in before.items() if worker_id not in everything]
+
+    def _take_off(
+        self, snapshot: pb.SnapshotReply, everything: dict[str, pb.WorkerStatus], changed: set[str]
+    ) -> None:
+        mine = {one.worker_id: one for one in snapshot.yours}
+        workers = {key: self.workers[key] for key in everything if key in self.workers}
+        for worker_id in (changed | mine.keys() | everything.keys() - workers.keys()) & everything.keys():
+            status = workers[worker_id] = everything[worker_id]
+            if own := mine.get(worker_id):
+                workers[worker_id] = _less(status, own)
+        self.workers = {key: workers[key] for key in everything}
+        self.encoders = any(one.identity.role == pb.ROLE_ENCODE for one in everything.values())
+        self._all, self._mine = everything, set(mine)
+
+
+def _less(status: pb.WorkerStatus, own: pb.Booked) -> pb.WorkerStatus:
+    found = pb.WorkerStatus()
+    found.CopyFrom(status)
+    found.reserved_prompt_tokens = max(0, status.reserved_prompt_tokens - own.prompt_tokens)
+    found.reserved_requests = max(0, status.reserved_requests - own.requests)
+    found.reserved_blocks = max(0, status.reserved_blocks - own.blocks)
+    found.reserved_decoding = max(0, status.reserved_decoding - own.decoding)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +103,7 @@ class Standby:
         self._clock = clock
         self._limits: PlacementLimits | None = None
         self._policy: Policy | None = None
-        self._fleet = FleetCopy()
+        self.fleet = FleetCopy()
         self._at = 0.0  # when the last snapshot came
         self._lost: dict[str, _Seen] = {}  # workers kept from earlier snapshots
         self.lease_s = 0.0  # lease of a placement
@@ -62,12 +116,12 @@ class Standby:
         broken.
         """
         now = self._clock()
-        missing = {one.identity.worker_id: _Seen(one, self._at) for one in self._fleet.learn(snapshot)}
+        missing = {one.identity.worker_id: _Seen(one, self._at) for one in self.fleet.learn(snapshot)}
         left = set(snapshot.left)
         self._lost = {
             key: value
             for key, value in (self._lost | missing).items()
-            if key not in self._fleet.workers and key not in left and (snapshot.settling or key in reached)
+            if key not in self.fleet.workers and key not in left and (snapshot.settling or key in reached)
         }
         self._at = now
         self.lease_s = snapshot.placement_lease_s
@@ -76,23 +130,9 @@ class Standby:
             self._policy = Policy(snapshot, self._options)
 
     @property
-    def has(self) -> tuple[str, int]:
-        """The feed and revision of the last snapshot. The next one has only the changes since."""
-        return self._fleet.feed, self._fleet.revision
-
-    @property
-    def encoders(self) -> bool:
-        """Whether the last snapshot has encode workers."""
-        return self._fleet.encoders
-
-    @property
     def keeps_lost(self) -> bool:
         """Whether workers that are missing from the last snapshot are kept."""
         return bool(self._lost)
-
-    @property
-    def processes(self) -> list[pb.Process]:
-        return self._fleet.processes
 
     @property
     def workers(self) -> list[pb.WorkerStatus]:
@@ -106,9 +146,8 @@ class Standby:
         return [one.status for one in self._seen() if now - one.at + one.status.heartbeat_age_s <= within_s]
 
     def _seen(self) -> list[_Seen]:
-        """Return all workers, with the time of the last snapshot that had each."""
         at = self._at
-        return [*self._lost.values(), *(_Seen(status, at) for status in self._fleet.workers.values())]
+        return [*self._lost.values(), *(_Seen(status, at) for status in self.fleet.workers.values())]
 
     def place(self, need: Need, mine: Mapping[str, Reserved]) -> Assignment | NoChoice | None:
         """Choose workers; return None if none is known. `mine`: this router's bookings by worker id."""

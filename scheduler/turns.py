@@ -1,12 +1,8 @@
 """Order the requests of several routers when all workers are full: by class priority, then by age.
 
-Each router has its own queue, and asks at once when one of its reservations ends. Without an order between
-routers, a router with many running requests would get every place that becomes free, and requests of a router
-without any, which asks once a second, would time out.
-
-The scheduler knows only the request for which each router asked last, so a placement compares at most one
-request per router. Several schedulers share theirs through the store twice a second. That is often enough,
-because ages are compared with a tolerance of a second.
+Otherwise a router with many running requests would get every place that becomes free. The scheduler knows
+only the request for which each router asked last. Several schedulers share theirs through the store twice a
+second, which is often enough, because ages are compared with a tolerance of a second.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The scheduler's state as plain objects.
-
-Messages that the scheduler only passes on, such as a worker's load or an attempt's cost, stay protobuf. The
-types here are those it computes with: workers (`WorkerRecord`, `FleetView`), what an attempt books on them
-(`Booking`, `Known`), and routers' reports. What an attempt needs is in `need.py`.
-"""
+"""The scheduler's state as plain objects; what it only passes on stays protobuf."""
 
 from __future__ import annotations
 

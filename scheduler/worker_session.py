@@ -168,7 +168,6 @@ class WorkerSession:
         self.wake()
 
     async def _register(self) -> None:
-        """Register with all schedulers. Raises Refused, and SchedulerUnavailable if none answers."""
         outcomes = await asyncio.gather(*(line.register() for line in self._lines), return_exceptions=True)
         problems = [one for one in outcomes if isinstance(one, BaseException)]
         for problem in problems:
@@ -189,8 +188,6 @@ class WorkerSession:
 
 
 class _Line:
-    """A worker's registration with one scheduler, and its heartbeats."""
-
     def __init__(self, session: WorkerSession, address: str) -> None:
         self._session = session
         self.address = address

@@ -63,9 +63,9 @@ def check(settings: Settings) -> None:
 
 def _joined(own: SecuritySettings, name: Name) -> Identity:
     from baton.security import joining
+    from baton.security.authority import Token
     from baton.security.errors import IdentityError
     from baton.security.identity import Identity
-    from baton.security.tokens import Token
 
     renew = partial(joining.renew, own.join)
     folder = expanded(own.folder, "security.folder") if own.folder else _temporary()

@@ -19,17 +19,9 @@ class EmbeddingPuller:
     """Pulls embeddings into this process. Thread-safe."""
 
     def __init__(
-        self,
-        worker_id: str,
-        form: Form,
-        names: Sequence[str] | None,
-        most_bytes: int = EMBEDDINGS_BYTES,
+        self, worker_id: str, form: Form, names: Sequence[str] | None, most_bytes: int = EMBEDDINGS_BYTES
     ) -> None:
-        """Set up.
-
-        form: of this worker's own model; names: the transports to use, best first; most_bytes: what its
-        callers may keep
-        """
+        """form: of this worker's model; names: transports, best first; most_bytes: what callers may keep."""
         self.most_bytes = most_bytes
         self._worker_id = worker_id
         self._form = form
@@ -43,10 +35,7 @@ class EmbeddingPuller:
     def pull(
         self, manifest: EmbeddingManifest, identifier: str, rows: int, cancellation: Cancellation
     ) -> tuple[Embeddings, str]:
-        """Check the manifest, pull, and check the digests. Return also the transport's name.
-
-        Raises HandoffError.
-        """
+        """Check, pull, and check the digests; return the transport's name, too. Raises HandoffError."""
         check_embedding(manifest, identifier, rows, self._form, self._worker_id)
         transport = transports.choose(self._usable(), manifest.shard)
         pull = Pull(
@@ -64,8 +53,7 @@ class EmbeddingPuller:
 
     def close(self) -> None:
         with self._lock:
-            for transport in self._transports or ():
-                transport.close()
+            transports.close(self._transports or ())
             self._transports = []
 
     def _usable(self) -> list[Transport]:

@@ -1,16 +1,13 @@
 """Run one rank's loads, from the reservation of blocks to the report: states, queues, threads, time limits.
 
-vllm/worker_side.py uses it. It does not know vLLM's requests (vllm/loads.py) or how to pull (pull.py).
-
     RESERVED --manifest--> QUEUED --slot--> PULLING --all records--> HELD --first token--> reported
         ^                                      |               (at once if the token came first)
         +---------- failed early pull ---------+
 
-No running request uses the blocks of a load, so the engine's steps continue during it. Every reserved job is
-reported exactly once, however it ends, because the engine holds the blocks until then.
-
-If the manifest comes before the prompt is complete, an early pull brings the records of each prefill step. An
-early pull that fails is retried when the prompt is complete, unless the source has already dropped records.
+No running request uses the blocks of a load, and every reserved job is reported exactly once, because the
+engine holds the blocks until then. An early pull, from a manifest that comes before the prompt is complete,
+brings the records of each prefill step. If it fails it is retried later, unless the source has already
+dropped records.
 """
 
 from __future__ import annotations
@@ -103,7 +100,6 @@ class _Turns:
             return waits
 
     def take(self) -> _Load | None:
-        """Wait for the next load that may begin; return None once closed and empty."""
         with self._changed:
             while not (self._closed and not self._waiting):
                 if (load := self._next()) is not None:
@@ -120,7 +116,6 @@ class _Turns:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let `take` return None once nothing waits."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -179,10 +174,7 @@ class Loader:
                 self._begin(load, job.manifest, whole_s)
 
     def begin(self, key: Key, manifest: Manifest) -> None:
-        """Pull by this manifest, of a complete prompt or not. Idempotent.
-
-        A load that has no blocks yet is ignored: its job will contain the manifest.
-        """
+        """Pull by the manifest of a prompt, complete or not. Idempotent; ignores loads without blocks."""
         with self._lock:
             if (load := self._loads.get(key)) is not None:
                 self._begin(load, manifest, time.monotonic() if manifest.saved_at_s else 0.0)
@@ -209,7 +201,9 @@ class Loader:
                 if load is None or load.cancelled:
                     continue  # e.g. cancelled by another rank's failure, then by the request's end
                 load.cancelled = True
-                waited = load.state is not State.PULLING and self._leave(load)
+                waited = load.state is not State.PULLING and (
+                    load.state is not State.QUEUED or self._early.leave(load) or self._turns.leave(load)
+                )
                 if waited:
                     problem = Problem.of(PullCancelled(f"request {load.job.request_id!r}: cancelled"))
                     self._report(load, None if load.state is State.HELD else problem)
@@ -251,10 +245,6 @@ class Loader:
         if load.state is State.RESERVED and (load.whole_s or not load.failed):
             load.manifest, load.state = manifest, State.QUEUED
             (self._turns if load.whole_s else self._early).add(load)
-
-    def _leave(self, load: _Load) -> bool:
-        """Leave the queue. Return False if the load has just begun."""
-        return load.state is not State.QUEUED or self._early.leave(load) or self._turns.leave(load)
 
     def _report(self, load: _Load, problem: Problem | None) -> None:
         del self._loads[load.job.key]

@@ -51,7 +51,6 @@ class LoadJob:
 
     @property
     def saved_id(self) -> str:
-        """The request id at the source."""
         return self.saved_as or self.request_id
 
     @property
@@ -61,8 +60,6 @@ class LoadJob:
 
 @dataclass(eq=False)
 class Progress:
-    """The progress of one pull."""
-
     job: LoadJob
     cancellation: Cancellation = field(default_factory=Cancellation)
     heard_s: float = 0.0  # time.monotonic of the start, or of the last bytes
@@ -124,7 +121,6 @@ class Acknowledgements:
 
     @property
     def dropped(self) -> bool:
-        """Whether the source may have dropped records."""
         return bool(self._told or self._wanted)
 
     def is_due(self, place: int) -> bool:
@@ -225,16 +221,9 @@ class Pulls:
         return shares
 
     def pull(
-        self,
-        progress: Progress,
-        described: Manifest,
-        shares: Sequence[Share],
-        after: Mark | None,
+        self, progress: Progress, described: Manifest, shares: Sequence[Share], after: Mark | None
     ) -> None:
-        """Pull and load all shares. Raises HandoffError.
-
-        after: engine work that was queued when the blocks were allocated.
-        """
+        """Pull and load all shares, `after` the engine's work so far. Raises HandoffError."""
         seed = digests.seed(progress.job.saved_id, progress.job.epoch)
         landings: list[Landing] = []
         coming: list[Generator[None]] = []
@@ -283,13 +272,11 @@ class Pulls:
             self._client.release_soon(described, confirmed=True, shards=[shard], reader=reader)
 
     def _orders(self, progress: Progress, described: Manifest, share: Share) -> list[Pull]:
-        """Return one order per run of records.
-
-        Usually there is one run; with several groups, a cached prefix leaves a run per group.
-        """
+        """Return an order per run of records; with several groups, a cached prefix leaves a run per group."""
         job = progress.job
         pulls = []
-        for first, stop in runs(self._parts(job, share)):
+        groups = {self._puller.layers[cut.layer].group for cut in share.cuts}
+        for first, stop in runs([part for part in job.parts if part.group in groups]):
             if stop > described.num_blocks:
                 raise MalformedManifest(
                     f"request {job.request_id!r}: blocks {first} to {stop} are needed;"
@@ -308,11 +295,6 @@ class Pulls:
                 )
             )
         return pulls
-
-    def _parts(self, job: LoadJob, share: Share) -> list[Part]:
-        """Return the parts of the groups whose heads are in this share."""
-        groups = {self._puller.layers[cut.layer].group for cut in share.cuts}
-        return [part for part in job.parts if part.group in groups]
 
 
 def _land(

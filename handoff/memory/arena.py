@@ -38,7 +38,6 @@ class _Holes:
         self.slots = 0
 
     def take(self, count: int) -> tuple[Run, ...]:
-        """Remove `count` slots, which must be free."""
         self.slots -= count
         for i, (first, size) in enumerate(self._runs):
             if size >= count:
@@ -60,7 +59,6 @@ class _Holes:
         return tuple(sorted(taken))
 
     def give(self, first: int, count: int) -> None:
-        """Add a run, merging it with its neighbours."""
         self.slots += count
         stop = first + count
         i = j = bisect.bisect(self._runs, (first, 0))
@@ -102,25 +100,22 @@ class Arena:
         pin: Callable[[Bytes], None] | None = None,
         create: Callable[[int, int], Segment] = segments.create,
     ) -> None:
-        """pin: called with each step of memory; the first starts with the headers.
-
-        Raises HandoffError for a bound below one slot.
-        """
+        """pin: called with each step of memory. Raises HandoffError for a bound below one slot."""
         self.record_bytes = record_bytes
-        self._slots = slots_in(bound, record_bytes)
-        if not self._slots:
+        self.slots = slots_in(bound, record_bytes)
+        if not self.slots:
             raise HandoffError(
                 f"handoff.staging_mib is {bound / 2**20:g}, but the KV of one block takes"
                 f" {bytes_for(1, record_bytes) / 2**20:.3g} MiB: raise it"
             )
-        self._offset = records_at(self._slots)
+        self._offset = records_at(self.slots)
         unit = PAGE // math.gcd(PAGE, record_bytes)  # the fewest records that end on a page boundary
         self._step = max(1, step_bytes // record_bytes // unit) * unit
         self._ahead = max(1, self._step // 2)
         self._pin = pin
         self._create = create
         self._segment: Segment | None = None
-        self._grown = 0  # slots whose pages are faulted in
+        self.grown = 0  # slots whose pages are faulted in
         self._holes = _Holes(self._step)
         self._lock = threading.Lock()
         self._growing = threading.Lock()  # held while pages are faulted in; taken before _lock
@@ -131,24 +126,12 @@ class Arena:
         self._grower.start()
 
     @property
-    def slots(self) -> int:
-        """All slots, faulted in or not."""
-        return self._slots
-
-    @property
-    def grown(self) -> int:
-        return self._grown
-
-    @property
     def free_slots(self) -> int:
         with self._lock:
-            return self._holes.slots + self._slots - self._grown
+            return self._holes.slots + self.slots - self.grown
 
     def allocate(self, count: int) -> StagingSlots:
-        """Return `count` slots. Raises StagingFull only if fewer are free.
-
-        Takes microseconds, unless pages must be faulted in first; a thread does that ahead of need.
-        """
+        """Return `count` slots, in microseconds if their pages are faulted in. Raises StagingFull."""
         place = self._take(count)
         if place is None:
             with self._growing:
@@ -157,7 +140,7 @@ class Arena:
         if place is None:
             free = self.free_slots
             raise StagingFull(
-                f"no room for {count} blocks of KV: {self._slots - free} of {self._slots}, each of"
+                f"no room for {count} blocks of KV: {self.slots - free} of {self.slots}, each of"
                 f" {self.record_bytes} bytes, wait to be pulled; raise handoff.staging_mib or add decode"
                 " workers"
             )
@@ -166,7 +149,7 @@ class Arena:
     def begin(self, size: int) -> None:
         """Fault in the first `size` bytes of records, but at least one step."""
         with self._growing:
-            while self._grown * self.record_bytes < max(1, size) and self._grow():
+            while self.grown * self.record_bytes < max(1, size) and self._grow():
                 pass
 
     def free(self, place: StagingSlots) -> None:
@@ -195,25 +178,25 @@ class Arena:
 
     def _grow(self) -> bool:
         """Fault in a step, under _growing. Return False if there is none left or /dev/shm is full."""
-        first, count = self._grown, min(self._step, self._slots - self._grown)
+        first, count = self.grown, min(self._step, self.slots - self.grown)
         if self._closed or not count:
             return False
         start, stop = (self._offset + slot * self.record_bytes for slot in (first, first + count))
         stop = -(-stop // PAGE) * PAGE
         try:
             if self._segment is None:
-                size = bytes_for(self._slots, self.record_bytes)
+                size = bytes_for(self.slots, self.record_bytes)
                 self._segment = self._create(-(-size // PAGE) * PAGE, self._offset)
             self._segment.grow(start, stop)
         except OSError as error:
             held = first * self.record_bytes
             logger.warning("no more shared memory (%s): staging stays at %d bytes", error, held)
-            self._slots = first
+            self.slots = first
             return False
         if self._pin is not None:
             self._pin(self._segment.data[start if first else 0 : stop])
         with self._lock:
-            self._grown = first + count
+            self.grown = first + count
             self._holes.give(first, count)
         return True
 

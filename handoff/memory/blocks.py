@@ -42,7 +42,10 @@ def block_cache(
     layers = []
     for number, blocks in enumerate(_grouped(tensors, num_blocks, groups)):
         rows = [_row_width(name, tensors[name], widths.get(name)) for name in blocks]
-        tables.append(_table(blocks, rows, wire_dtype) if blocks else None)
+        try:
+            tables.append(KVTable(list(blocks.values()), rows, wire_dtype) if blocks else None)
+        except ValueError as error:
+            raise UnsupportedCache(f"this cache cannot travel as {wire_dtype}: {error}") from None
         layers += [
             _describe(name, tensors[name], num_blocks, division, row_width=row, group=number)
             for name, row in zip(blocks, rows, strict=True)
@@ -72,13 +75,6 @@ def _grouped(
         if all(blocks.data_ptr() != other.data_ptr() for other in found[number].values()):
             found[number][name] = blocks
     return [{name: one[name] for name in sorted(one, key=position)} for one in found]
-
-
-def _table(blocks: Mapping[str, torch.Tensor], widths: Sequence[int], wire_dtype: str) -> KVTable:
-    try:
-        return KVTable(list(blocks.values()), widths, wire_dtype)
-    except ValueError as error:
-        raise UnsupportedCache(f"this cache cannot travel as {wire_dtype}: {error}") from None
 
 
 def _filled_up(table: KVTable | None, largest: KVTable) -> KVTable:

@@ -86,13 +86,12 @@ class BlockCache(ABC):
         self.rank = division.rank
         self.form = Form(division.ranks, tables[0].wire)
         self._tables = tables
-        self._tables_for = functools.lru_cache(_SHARES)(self._cut)
+        self._tables_for = functools.lru_cache(_SHARES)(
+            lambda share: _cut_tables(self._tables, self.layers, self.form, self.rank, share)
+        )
 
     def join(self, stages: Sequence[tuple[CacheLayer, ...]], stage: int) -> None:
-        """Become one of a pipeline's stages: `layers`, `form` and `rank` are then the pipeline's.
-
-        stages: the layers of each. Call this at most once, before anything is loaded.
-        """
+        """Take on a pipeline's layers, form and rank, before any load. stages: the layers of each."""
         self.layers, numbers = joined(stages)
         self.form = replace(self.form, stages=numbers)
         self.rank += stage * self.form.ranks
@@ -126,9 +125,6 @@ class BlockCache(ABC):
         if share is None or (share.form, share.rank) == (self.form, self.rank):
             return dict(enumerate(self._tables))
         return self._tables_for(share)
-
-    def _cut(self, share: Share) -> Tables:
-        return _cut_tables(self._tables, self.layers, self.form, self.rank, share)
 
     def mark(self) -> Mark | None:
         """Mark the work that the engine has queued so far, for others to wait for."""
@@ -227,7 +223,8 @@ def _cut_tables(
             [at for at in form.layers_of(one, len(layers)) if layers[at].group == number]
             for form, one in ((here, rank), (share.form, share.rank))
         )
-        begins = _begins([part_bytes(layers[at], share.form, share.rank) for at in other])
+        sizes = [part_bytes(layers[at], share.form, share.rank) for at in other]
+        begins = [sum(sizes[:at]) for at in range(len(sizes))]
         pieces: list[_Piece] = []
         for cut in share.cuts:
             if cut.layer in own:
@@ -247,10 +244,6 @@ def _cut_tables(
             blocks, widths, places = zip(*pieces, strict=True)
             found[number] = KVTable(blocks, widths, share.form.wire_dtype, places, share.record_bytes)
     return found
-
-
-def _begins(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:at]) for at in range(len(sizes))]
 
 
 def _pieces(

@@ -51,8 +51,6 @@ _LANES = 2  # allocated at the start
 
 
 class _Target(Protocol):
-    """Host memory for records."""
-
     def pieces(self, first: int, stop: int, most: int) -> Iterable[tuple[int, int]]: ...
 
     def records(self, first: int, stop: int) -> Bytes: ...
@@ -60,8 +58,6 @@ class _Target(Protocol):
 
 @dataclass(frozen=True)
 class _Plain:
-    """Host memory in one piece."""
-
     data: Bytes
 
     def pieces(self, first: int, stop: int, most: int) -> Iterable[tuple[int, int]]:
@@ -115,10 +111,7 @@ class DeviceBlockCache(BlockCache):
             self.give_back(lane)
 
     def room(self, records: int, record_bytes: int) -> torch.Tensor:
-        """Allocate device memory for records. Call this with the queue in use that will use the memory.
-
-        Memory freed on the engine's queue may still be in use there, so no other queue must get it.
-        """
+        """Allocate in the queue that will use it: memory freed on the engine's queue may be in use there."""
         return torch.empty((records, record_bytes), dtype=torch.uint8, device=self.on)
 
     def _compile(self) -> None:

@@ -66,10 +66,7 @@ class Segment:
 
 
 def create(size: int, present: int | None = None) -> Segment:
-    """Make a segment of `size` bytes, of which the first `present` (default: all) are grown.
-
-    Raises OSError as `Segment.grow` does.
-    """
+    """Make a segment of which the first `present` bytes (default: all) are grown. Raises OSError."""
     name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
     descriptor = os.open(DIRECTORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -110,10 +107,7 @@ class Attached:
         self._pinning = threading.Lock()
 
     def pin(self, device: Device, stop: int) -> None:
-        """Pin another step of grown memory, unless everything up to `stop` is pinned.
-
-        Memory that the owner has not grown is left alone, because pinning would fault it in.
-        """
+        """Pin a step of grown memory, unless it is pinned up to `stop`; pinning would fault the rest in."""
         with self._pinning:
             if stop <= self._pinned:
                 return
@@ -127,10 +121,7 @@ class Attached:
 
 
 def attach(name: str) -> Attached:
-    """Map another process' segment.
-
-    Raises FileNotFoundError when the owner has died, ValueError for an invalid name.
-    """
+    """Map another process' segment. Raises FileNotFoundError if it is gone, ValueError for a bad name."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a segment")
     descriptor = os.open(DIRECTORY / name, _READ)
@@ -148,10 +139,7 @@ def exists(name: str) -> bool:
 
 
 def remove_stale() -> list[str]:
-    """Remove the segments of dead processes; return their names.
-
-    All users can write to the folder, so unexpected files in it must not fail or delay a start.
-    """
+    """Remove dead processes' segments; return their names. Tolerates any file: all users can write there."""
     removed = []
     for path in DIRECTORY.glob(f"{_PREFIX}*"):
         try:

@@ -29,14 +29,12 @@ class Queue:
     """Work that a device does in order, concurrently with other queues. Here all work is done at once."""
 
     def use(self) -> AbstractContextManager[Any]:
-        """Return a context in which work is queued here."""
         return nullcontext()
 
     def after(self, mark: Mark) -> None:
         """Make later work wait for the mark. Does not block."""
 
     def mark(self) -> Mark:
-        """Return a mark after the work queued so far."""
         return self
 
     def synchronize(self) -> None:
@@ -93,7 +91,6 @@ class Device:
         self._pins = Pins()
 
     def queue(self) -> Queue:
-        """Return a new queue."""
         return Queue()
 
     def current(self) -> Queue:
@@ -101,7 +98,6 @@ class Device:
         return Queue()
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Allocate pinned host memory."""
         return torch.empty(shape, dtype=dtype)
 
     def pin(self, memory: Bytes) -> bool:
@@ -123,8 +119,6 @@ def of(device: torch.device) -> Device:
 
 
 class Cuda(Device):
-    """Streams and events of one GPU."""
-
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device

@@ -4,14 +4,11 @@
                                                 ^ Shard.offset
 
 A slot is a header and its record. A save has one slot per block, in order, or a window of fewer slots, in
-which record r is in slot r % slots once record r - slots was taken. Headers are stored apart, so the records
-of neighbouring slots are contiguous.
-
-A header has its slot's ticket, state and digest. The ticket is the save's number (tickets.py), written at
-publication and wiped before another save gets the slot. The state is one word, written atomically: the
-record's number, and whether it is coming, whole or failed. If a reader in another process finds the same
-ticket and number before and after its copy, the bytes did not change in between (the idea of a sequence
-lock). The first records can be read while an accelerator still copies the rest to the host.
+which record r is in slot r % slots once record r - slots was taken. A header has its slot's ticket, which is
+the save's number (tickets.py) from publication until another save gets the slot; its digest; and its state,
+one word, written atomically: the record's number, and whether it is coming, whole or failed. A reader that
+finds the same ticket and number before and after its copy knows that the bytes did not change (the idea of a
+sequence lock).
 """
 
 from __future__ import annotations
@@ -61,7 +58,6 @@ def slots_in(size: int, record_bytes: int) -> int:
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:
-    """Merge adjacent runs."""
     found: list[Run] = []
     for first, count in runs:
         if found and sum(found[-1]) == first:
@@ -179,19 +175,16 @@ class SaveView(SavePlan):
         self._headers[slots, _STATE] = _states(first, first + len(own), _WHOLE)
 
     def is_whole(self, record: int) -> bool:
-        """Return whether a record can be read."""
         state = self._headers[self._at(record, record + 1), _STATE]
         return bool(state[0] == _states(record, record + 1, _WHOLE)[0])
 
     def fail(self) -> None:
-        """Mark all coming records as failed."""
         states = self._headers[self._slots, _STATE]
         coming = states & _KIND == _COMING
         self._headers[self._slots[coming], _STATE] = states[coming] | np.uint64(_FAILED)
 
     @property
     def whole(self) -> int:
-        """The number of records that can be read."""
         return int((self._headers[self._slots, _STATE] & _KIND == _WHOLE).sum())
 
     def wait(self, first: int, stop: int, what: str, check: Callable[[], None]) -> int:
@@ -225,7 +218,7 @@ class SaveView(SavePlan):
 
 
 class Fill:
-    """Write consecutive records of a save, which may already be pulled. Call `close` last, and once.
+    """Publish consecutive records of a save as they are written. Call `close` last, and once.
 
     There is one Fill per prefill step, or per part of a window. The memory is not reused before `close`, even
     if the lease ends.

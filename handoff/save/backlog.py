@@ -38,7 +38,6 @@ class _Stream:
     copying: bool = False
 
     def next_turn(self) -> tuple[Part, Mark | None] | None:
-        """Take the next records that there is room for, if any."""
         entry, start = self.entry, self.entry.next
         most = windows.at_once(TURN_BYTES // entry.record_bytes, entry.slots, entry.num_blocks)
         room = min(entry.room, most)
@@ -70,10 +69,7 @@ class Backlog:
         self._thread.start()
 
     def add(self, entry: Entry, parts: Sequence[Part], mark: Mark | None) -> None:
-        """Queue further records of a published entry. mark: set after the step that wrote their blocks.
-
-        Raises UnknownHandoff or LeaseExpired if the entry was released or has expired.
-        """
+        """Queue records of a published entry. mark: after their step. Raises UnknownHandoff, LeaseExpired."""
         self._staging.check(entry)
         with self._changed:
             stream = self._streams.get(entry.key)
@@ -91,10 +87,7 @@ class Backlog:
             return stream.reached if stream is not None and stream.entry is entry else entry.filled
 
     def withhold(self, keys: Iterable[Key]) -> None:
-        """Drop the waiting blocks of prompts that will be recomputed; on return nothing reads them.
-
-        Raises HandoffError if a copy does not end: the engine must not continue, or wrong KV would be saved.
-        """
+        """Drop waiting blocks that will be recomputed. Raises HandoffError if a copy does not end."""
         with self._changed:
             streams = [self._streams[key] for key in keys if key in self._streams]
             for stream in streams:

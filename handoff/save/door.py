@@ -156,7 +156,6 @@ class Door:
             connection.close()
 
     def _greeted(self, connection: socket.socket) -> Line:
-        """Receive a greeting. Raises _Refused, Broken."""
         ends_s, greeting = time.monotonic() + GREETING_S, b""
         while (wanted := len(GREETING) + SESSION_BYTES - len(greeting)) > 0:
             connection.settimeout(max(0.001, ends_s - time.monotonic()))
@@ -209,7 +208,6 @@ class Door:
 
 
 def _say(connection: socket.socket, text: str) -> None:
-    """Send the reason for hanging up."""
     with contextlib.suppress(OSError):
         connection.setblocking(False)
         connection.send(shut(text))

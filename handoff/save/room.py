@@ -1,11 +1,8 @@
 """Admission of prompts by room in staging.
 
-If a prompt were prefilled without room to save its KV, the decode worker would have to prefill it again,
-while it decodes for others. So the prompt waits for a short while; after that, the router may try another
-worker.
-
-A prompt that would take most of staging gets a window instead, and keeps blocks of the engine's cache until
-they are pulled. Such prompts may keep half of the cache.
+Prefilled without room to save its KV, a prompt would be prefilled again by the decode worker. So it waits for
+a short while; after that the router may try another worker. A prompt that would take most of staging gets a
+window, and keeps blocks of the engine's cache until they are pulled; such prompts may keep half of the cache.
 """
 
 from __future__ import annotations
@@ -20,10 +17,7 @@ WAIT_S = 3.0  # enough for a few pulls of long prompts
 
 
 class SaveRoom:
-    """Staging's room, as the scheduler's side accounts for it. Used on the engine's thread.
-
-    Invariant: a request is promised room, waits for it, or is unknown.
-    """
+    """For the engine's thread. Invariant: a request is promised room, waits for it, or is unknown."""
 
     def __init__(self, cache_blocks: int, wait_s: float = WAIT_S) -> None:
         """cache_blocks: size of the engine's cache."""
@@ -41,20 +35,20 @@ class SaveRoom:
         self._staging = {**self._staging, **staging}
 
     def slots(self, blocks: int) -> int:
-        """Return how many slots a save of `blocks` blocks gets."""
         capacity = min((capacity for _, capacity in self._staging.values()), default=0)
         return windows.slots_for(blocks, capacity) if self.windows and capacity else blocks
 
     def admits(self, request_id: str, blocks: int, slots: int) -> bool:
-        """Return whether a request that will save `blocks` blocks in `slots` slots may be prefilled now.
-
-        `take_overdue` returns a request that has waited too long; it is admitted when it asks again.
-        """
+        """Return whether this request may be prefilled now; admitted late, `take_overdue` returns it."""
         if request_id in self._promised:
             return True
         now = time.monotonic()
         _, until = self._waiting.setdefault(request_id, (slots, now + self._wait_s))
-        if self._fits(request_id, slots) and self._may_keep(blocks - slots):
+        if self._fits(request_id, slots) and (
+            blocks == slots
+            or not self._keeping
+            or sum(self._keeping.values()) + blocks - slots <= self._keepable
+        ):
             del self._waiting[request_id]
             self._promised[request_id] = slots
             if blocks > slots:
@@ -88,9 +82,6 @@ class SaveRoom:
 
     def freed(self, request_id: str) -> None:
         self._keeping.pop(request_id, None)
-
-    def _may_keep(self, blocks: int) -> bool:
-        return not (blocks and self._keeping) or sum(self._keeping.values()) + blocks <= self._keepable
 
     def _fits(self, request_id: str, slots: int) -> bool:
         free = min((free for free, _ in self._staging.values()), default=slots)

@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SaveJob:
-    """Save these blocks of an attempt."""
-
     request_id: str
     epoch: int
     parts: tuple[Part, ...]
@@ -42,7 +40,6 @@ class SaveJob:
 
     @property
     def num_records(self) -> int:
-        """Total records of the save."""
         return sum(len(part.block_ids) for part in self.parts) if self.whole is None else self.whole
 
 
@@ -104,16 +101,12 @@ class Saver:
         )
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """End the unfinished saves of these attempts."""
         for key in keys:
             if self._growing.pop(key, None) is not None:
                 self._staging.release(*key)
 
     def withhold(self, keys: Iterable[Key]) -> None:
-        """Stop reading the blocks of preempted requests.
-
-        A request whose prompt was complete is not recomputed, so its save could never finish and is released.
-        """
+        """Stop reading preempted requests' blocks; release saves of complete prompts, which never finish."""
         keys = list(keys)
         self.backlog.withhold(keys)
         for key in keys:
@@ -172,10 +165,7 @@ class Saver:
 def shard_of(
     staging: Staging, offering: Sequence[Transport], entry: Entry, rank: int, chunk_bytes: int
 ) -> Shard:
-    """Describe a published entry of this rank's staging, with the transports' offers.
-
-    chunk_bytes: size of the chunks that a transport reads.
-    """
+    """Describe a published entry, with the transports' offers, which may read it in chunks."""
     saved = SavedShard(
         request_id=entry.request_id,
         epoch=entry.epoch,

@@ -51,8 +51,6 @@ Context = grpc.ServicerContext
 
 
 class HandoffService(HandoffServicer):
-    """One rank's gRPC server and its port for records."""
-
     def __init__(
         self,
         staging: Staging,
@@ -63,10 +61,7 @@ class HandoffService(HandoffServicer):
         *,
         trials: Trials | None = None,
     ) -> None:
-        """Listen on `listen` (host:port; port 0 takes free ports) and on the next port. Raises HandoffError.
-
-        advertise: host that others dial, by default that of `listen`; trials: None refuses trials.
-        """
+        """Listen on host:port (0: free ones) and the next. Raises HandoffError. trials: None refuses."""
         self._staging = staging
         self._trials = trials
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-handoff")
@@ -210,7 +205,6 @@ class Answers:
 
     @contextlib.contextmanager
     def _room(self, request: pb.PullRequest) -> Iterator[None]:
-        """Count an early pull. Raises SourceBusy."""
         if not self._staging.is_growing(request.request_id, request.epoch):
             yield
             return
@@ -242,7 +236,6 @@ class _Watch:
             raise Broken(f"a pull took longer than {MAX_PULL_S:g} s")
 
     def waiting(self) -> None:
-        """Raise Broken after MAX_PULL_S, PullCancelled if the puller has disconnected."""
         self.sending()
         if self._line.peek() is not False:
             raise PullCancelled("the pull was given up")

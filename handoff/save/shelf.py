@@ -15,8 +15,6 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
-import numpy as np
-
 from baton.addresses import join
 from baton.block_log import Change
 from baton.handoff import transports
@@ -26,12 +24,12 @@ from baton.handoff.errors import StagingFull
 from baton.handoff.manifest import seal
 from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
+from baton.handoff.records import Bytes
 from baton.handoff.reports import Staged
 from baton.handoff.save import sizing
 from baton.handoff.save.saver import shard_of
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Entry, Staging
-from baton.kernels import kv_pack
 from baton.prefix_keys import image_key
 from baton.protos.handoff_pb2 import EmbeddingManifest
 
@@ -82,11 +80,13 @@ class Shelf:
             return
         self._epoch += 1
         entry = self._reserve(identifier, records_for(embeddings.data.nbytes))
-        try:
-            self._fill(entry, embeddings)
-        except BaseException:
-            self._staging.discard(entry)
-            raise
+
+        def write(records: Bytes, first: int) -> None:
+            flat, data = records.reshape(-1), embeddings.data[first * RECORD_BYTES :]
+            flat[: len(data)] = data[: len(flat)]
+            flat[len(data) :] = 0
+
+        self._staging.fill(entry, self._config.chunk_bytes, write)
         self._staging.publish(entry)
         shard = shard_of(self._staging, self._transports, entry, 0, self._config.chunk_bytes)
         shard.address = self._service.address
@@ -121,7 +121,6 @@ class Shelf:
             return kept.manifest
 
     def release(self, manifest: EmbeddingManifest) -> None:
-        """End the lease of one manifest."""
         with self._lock:
             kept = self._kept.get(manifest.identifier)
             if kept is not None and kept.manifest.epoch == manifest.epoch:
@@ -144,7 +143,6 @@ class Shelf:
             )
 
     def staged(self) -> Staged:
-        """Return what is under a lease."""
         now = time.monotonic()
         with self._lock:
             leased = [one.entry for one in self._kept.values() if not one.may_go(now)]
@@ -161,11 +159,7 @@ class Shelf:
         """Stop serving and remove the shared memory. Idempotent."""
         self._service.close()
         self._staging.close()
-        for transport in self._transports:
-            try:
-                transport.close()
-            except Exception:  # a bug in another package must not keep the others open
-                logger.exception("transport %r failed to close", transport.name)
+        transports.close(self._transports)
 
     def _lease_end(self) -> float:
         return time.monotonic() + self._config.lease_s
@@ -185,7 +179,6 @@ class Shelf:
         return free >= records
 
     def _reserve(self, identifier: str, records: int) -> Entry:
-        """Allocate room, and drop other embeddings for it. Raises StagingFull."""
         with self._lock:
             if self._room(records):
                 while True:
@@ -207,19 +200,3 @@ class Shelf:
         self._staging.release(*self._kept.pop(oldest).entry.key)
         self._touched[oldest] = None
         return True
-
-    def _fill(self, entry: Entry, embeddings: Embeddings) -> None:
-        """Copy the bytes into the entry's records; the last one is padded with zeros."""
-        fill, data = self._staging.filling(entry), embeddings.data
-        try:
-            most = max(1, self._config.chunk_bytes // RECORD_BYTES)
-            for first, stop in entry.view.pieces(0, entry.num_blocks, most):
-                records = entry.view.records(first, stop)
-                flat, part = records.reshape(-1), data[first * RECORD_BYTES : stop * RECORD_BYTES]
-                flat[: len(part)] = part
-                flat[len(part) :] = 0
-                own = np.empty(stop - first, np.uint64)
-                kv_pack.digest(records, own)
-                fill.add(own)
-        finally:
-            fill.close()

@@ -15,8 +15,6 @@ FREE_SHARE = 4  # at most 1/n of free /dev/shm, as other ranks and workers start
 
 @dataclass(frozen=True)
 class StagingSize:
-    """A size and the reason for it."""
-
     bytes: int
     because: str
 

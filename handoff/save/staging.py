@@ -19,14 +19,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from baton.handoff import digests, windows
 from baton.handoff.errors import HandoffError, LeaseExpired, MalformedManifest, UnknownHandoff
 from baton.handoff.memory.arena import Arena, StagingSlots
 from baton.handoff.memory.views import Fill, SaveView
-from baton.handoff.records import Records
+from baton.handoff.records import Bytes, Records
 from baton.handoff.reports import Key
 from baton.handoff.tickets import Tickets
 from baton.keeping import keep_thread
+from baton.kernels import kv_pack
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +38,6 @@ _REMEMBERED = 4096  # past entries, remembered to give late pulls the right erro
 
 @dataclass(eq=False)
 class Entry:
-    """One saved prompt of one rank."""
-
     request_id: str
     epoch: int
     place: StagingSlots = field(repr=False)
@@ -120,10 +121,7 @@ class Staging:
         return entry
 
     def filling(self, entry: Entry, first: int = 0, stop: int | None = None) -> Fill:
-        """Start writing an entry's records `first` to `stop` (default: all), for which there must be room.
-
-        Raises UnknownHandoff or LeaseExpired if the entry was released or has expired.
-        """
+        """Write records `first` to `stop`, for which there is room. Raises UnknownHandoff, LeaseExpired."""
         stop = entry.num_blocks if stop is None else stop
         with self._changed:
             self.check(entry)
@@ -135,16 +133,30 @@ class Staging:
             entry.view, digests.seed(*entry.key), functools.partial(self._written, entry), first, stop
         )
 
+    def fill(self, entry: Entry, chunk_bytes: int, write: Callable[[Bytes, int], None]) -> None:
+        """Fill a new entry, or discard it. write: gets records [n, record_bytes] and the first's place."""
+        try:
+            fill = self.filling(entry)
+            try:
+                most = max(1, chunk_bytes // entry.record_bytes)
+                for first, stop in entry.view.pieces(0, entry.num_blocks, most):
+                    records, own = entry.view.records(first, stop), np.empty(stop - first, np.uint64)
+                    write(records, first)
+                    kv_pack.digest(records, own)
+                    fill.add(own)
+            finally:
+                fill.close()
+        except BaseException:
+            self.discard(entry)
+            raise
+
     def check(self, entry: Entry) -> None:
         """Raise UnknownHandoff or LeaseExpired if the entry was released or has expired."""
         if entry.ended:
             raise self._fate(*entry.key)
 
     def publish(self, entry: Entry, *, growing: bool = False) -> None:
-        """Start an entry's lease, and end an older entry with the same key.
-
-        growing: the prompt is still being computed, until `grown`.
-        """
+        """Start an entry's lease; end an older one's. growing: its prompt is computed until `grown`."""
         with self._changed:
             entry.growing = growing
             older = self._entries.get(entry.key)
@@ -163,16 +175,12 @@ class Staging:
         entry.growing = False
 
     def discard(self, entry: Entry) -> None:
-        """Free an unpublished entry."""
         with self._changed:
             self._abandon(entry)
 
     @contextlib.contextmanager
     def opened(self, request_id: str, epoch: int) -> Iterator[Entry]:
-        """Keep an entry's memory from being reused, even if its lease expires.
-
-        Raises UnknownHandoff, LeaseExpired.
-        """
+        """Keep an entry's memory from reuse, lease or not. Raises UnknownHandoff, LeaseExpired."""
         with self._changed:
             entry = self._entries.get((request_id, epoch))
             if entry is None:
@@ -218,7 +226,6 @@ class Staging:
                     at = end  # noqa: PLW2901
 
     def is_growing(self, request_id: str, epoch: int) -> bool:
-        """Return whether the entry's prompt is still being computed."""
         entry = self._entries.get((request_id, epoch))
         return entry is not None and entry.growing
 
@@ -290,7 +297,6 @@ class Staging:
 
     @property
     def capacity(self) -> int:
-        """Blocks that fit when nothing is saved."""
         return self._arena.slots
 
     @property
@@ -304,10 +310,7 @@ class Staging:
         return len(entries), sum(entry.slots * entry.record_bytes for entry in entries)
 
     def overdue_s(self) -> float:
-        """Return by how much the age of the oldest save exceeds one lease; at least 0.
-
-        It grows with renewals, and with readers that keep the memory after the lease.
-        """
+        """Return by how much the oldest save, read or renewed, is older than a lease; at least 0."""
         with self._changed:
             oldest = next(iter(self._pinned), None)
             return max(0.0, time.monotonic() - oldest.published_at - self.lease_s) if oldest else 0.0

@@ -17,12 +17,12 @@ import numpy as np
 
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, NoCommonTransport, TransportFailed
+from baton.handoff.records import Bytes
 from baton.handoff.reports import Key
 from baton.handoff.save.saver import shard_of
-from baton.handoff.save.staging import Entry, Staging
+from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Cancellation, Pull, Transport
 from baton.handoff.transports.whole import pulled
-from baton.kernels import kv_pack
 from baton.protos import handoff_pb2 as pb
 
 MAX_BYTES = 64 << 20
@@ -61,11 +61,12 @@ class Trials:
         entry = staging.reserve(
             f"trial-{secrets.token_hex(8)}", EPOCH, max(1, min(wanted, staging.free_blocks // _SHARE))
         )
-        try:
-            self._fill(entry)
-        except BaseException:
-            staging.discard(entry)
-            raise
+        noise = np.random.default_rng()
+
+        def write(records: Bytes, _: int) -> None:
+            records[:] = noise.integers(0, 256, records.shape, np.uint8)
+
+        staging.fill(entry, self._chunk_bytes, write)
         staging.publish(entry)
         with self._lock:
             self._samples.append(entry.key)
@@ -74,20 +75,6 @@ class Trials:
             staging.release(*over)
         shard = shard_of(staging, self._transports, entry, self._rank, self._chunk_bytes)
         return pb.SampleReply(request_id=entry.request_id, shard=shard, num_blocks=entry.num_blocks)
-
-    def _fill(self, entry: Entry) -> None:
-        fill = self._staging.filling(entry)
-        try:
-            noise = np.random.default_rng()
-            most = max(1, self._chunk_bytes // entry.record_bytes)
-            for first, stop in entry.view.pieces(0, entry.num_blocks, most):
-                records = entry.view.records(first, stop)
-                records[:] = noise.integers(0, 256, records.shape, np.uint8)
-                own = np.empty(stop - first, np.uint64)
-                kv_pack.digest(records, own)
-                fill.add(own)
-        finally:
-            fill.close()
 
     def trial(self, request: pb.TrialRequest) -> pb.TrialReply:
         """Pull a sample from another rank. The reply has a failure's text."""
@@ -129,7 +116,6 @@ class Trials:
             )
 
     def _pull(self, transport: Transport, sample: pb.SampleReply, blocks: int) -> int:
-        """Pull and check the first blocks. Return their size; raises HandoffError."""
         pull = Pull(
             request_id=sample.request_id,
             epoch=EPOCH,

@@ -99,6 +99,14 @@ def withdraw(transports: Iterable[Transport], request_id: str, epoch: int) -> No
             )
 
 
+def close(transports: Iterable[Transport]) -> None:
+    for transport in transports:
+        try:
+            transport.close()
+        except Exception:  # a bug in another package must not keep the others open
+            logger.exception("transport %r failed to close", transport.name)
+
+
 def choose(transports: Sequence[Transport], shard: Shard) -> Transport:
     """Return the first transport that reaches the shard. Raises NoCommonTransport."""
     for transport in transports:

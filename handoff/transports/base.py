@@ -66,7 +66,6 @@ class Pull:
 
     @property
     def what(self) -> str:
-        """The KV and its source, for error texts."""
         shard = self.shard
         return f"KV of request {self.request_id!r}, epoch {self.epoch}, rank {shard.rank} at {shard.address}"
 
@@ -80,7 +79,6 @@ class Pull:
 
     @property
     def records_a_chunk(self) -> int:
-        """Number of records in a chunk."""
         return windows.at_once(self.chunk_bytes // self.record_bytes, self.slots, self.saved_blocks)
 
     def check_time(self) -> None:
@@ -131,7 +129,7 @@ class Transport(ABC):
         """
 
     def withdraw(self, request_id: str, epoch: int) -> None:  # noqa: B027 (optional)
-        """Drop what `offer` stored, because the lease has expired. Ignore unknown saves.
+        """Drop what `offer` stored: it was released, or its lease has expired. Ignore unknown saves.
 
         Called once per save, or twice if the lease ends during the offer.
         """

@@ -19,14 +19,7 @@ from google.protobuf.message import DecodeError
 
 from baton import rpc
 from baton.handoff.errors import LeaseExpired, MalformedManifest, TransportFailed
-from baton.handoff.memory.views import (
-    HEADER_BYTES,
-    SavePlan,
-    are_inside,
-    are_signed,
-    digests_in,
-    whole_ones,
-)
+from baton.handoff.memory.views import HEADER_BYTES, SavePlan, are_inside, are_signed, digests_in, whole_ones
 from baton.handoff.records import Bytes, Digests, Records
 from baton.handoff.tickets import number
 from baton.handoff.transports.base import Pull, SavedShard, Transport
@@ -131,10 +124,7 @@ class _Chunk:
 
 
 class _Reader:
-    """One pull, which reads the next chunk while the consumer has the current one.
-
-    The buffer has room for the headers of a poll, and two halves, each for a chunk's headers and records.
-    """
+    """One pull. Its buffer has headers of a poll, and two halves for a chunk's headers and records."""
 
     def __init__(self, agent: Agent, pull: Pull, offer: NixlOffer, plan: SavePlan, buffer: Buffer) -> None:
         self._agent = agent
@@ -148,7 +138,6 @@ class _Reader:
 
     @classmethod
     def size(cls, pull: Pull) -> int:
-        """Return the size of a pull's buffer."""
         return _AHEAD * HEADER_BYTES + 2 * _half_bytes(pull)
 
     def read(self) -> Iterator[Records]:
@@ -232,7 +221,6 @@ class _Reader:
 
 
 def _most(pull: Pull) -> int:
-    """Return the maximum number of records in a chunk."""
     return min(pull.records_a_chunk, pull.num_blocks)
 
 

@@ -1,15 +1,12 @@
 """A rank's NIXL agent: memory that peers may read, reads from peers, and the thread that serves peers.
 
-NIXL's own progress thread would always keep a core busy, so it is off. Instead, a thread that waits for a
-read polls it, and the agent's thread polls on behalf of peers: often while there are offers or abandoned
-reads, a few times a second otherwise.
-
-If a pull gives up, its reads are still running. NIXL forgets a released read, but the network may still
-deliver its bytes, so a buffer is reused only once nothing can write to it.
+NIXL's own progress thread would keep a core busy, so it is off: a thread that waits for a read polls it, and
+the agent's thread polls for peers, often while there are offers or abandoned reads. NIXL forgets a released
+read, but its bytes may still arrive, so a buffer is reused only once nothing can write to it.
 
 Uses nixl 1.5's nixl_agent (register_memory, get_partial_agent_metadata, add_remote_agent,
 remove_remote_agent, get_xfer_descs, initialize_xfer, transfer, check_xfer_state, release_xfer_handle,
-get_new_notifs, backends). Its exceptions have no common base class but Exception.
+get_new_notifs, backends), whose exceptions have no common base class.
 """
 
 from __future__ import annotations
@@ -61,8 +58,6 @@ _SETTLE_S = 5.0  # time after that until nothing can arrive any more
 
 @dataclass(frozen=True)
 class Region:
-    """Memory that peers may read."""
-
     number: int
     memory: Bytes = field(repr=False)  # keeps it mapped
     start: int  # address
@@ -88,8 +83,6 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Read:
-    """A read of a peer's memory into a buffer."""
-
     peer: str
     what: str  # named in error texts
     handle: Any  # NIXL's handle
@@ -98,8 +91,6 @@ class Read:
 
 
 class Buffer:
-    """Memory for the reads of one pull."""
-
     def __init__(self, size: int) -> None:
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.data: Bytes = np.frombuffer(memory, np.uint8)
@@ -112,7 +103,6 @@ class Buffer:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether all its reads are complete."""
         return all(read.state is State.THERE for read in self.reads)
 
 
@@ -139,10 +129,7 @@ class Buffers:
                 self.left[buffer] = time.monotonic()
 
     def tend(self, look: Callable[[Read], None], give_up: Callable[[Read], None]) -> None:
-        """Free abandoned buffers that nothing can write to any more.
-
-        look: updates a read's state; give_up: fails a read and disconnects its peer.
-        """
+        """Free abandoned buffers. look: updates a read; give_up: fails it and disconnects its peer."""
         with self._lock:
             left = list(self.left.items())
         for buffer, since in left:
@@ -242,10 +229,7 @@ class Agent:
 
     @contextlib.contextmanager
     def buffer(self, size: int) -> Iterator[Buffer]:
-        """Lend a buffer of at least `size` bytes, with a power of two as its size, for easy reuse.
-
-        It is not reused while unfinished reads may still write to it.
-        """
+        """Lend a buffer of at least `size` bytes; it is not reused while reads may write to it."""
         size = 1 << (size - 1).bit_length()
         buffer = self.buffers.take(size) or self._new_buffer(size)
         try:
@@ -258,10 +242,7 @@ class Agent:
     def read(
         self, peer: str, pieces: Sequence[tuple[int, int]], buffer: Buffer, offset: int, what: str
     ) -> Read:
-        """Start reading pieces of a peer's memory into the buffer, from `offset` on. Raises TransportFailed.
-
-        pieces: (address, size), each within a region.
-        """
+        """Read pieces (address, size) into the buffer, from `offset` on. Raises TransportFailed."""
         into, theirs, ours = buffer.address + offset, [], []
         for address, size in pieces:
             theirs.append((address, size, 0))
@@ -304,7 +285,6 @@ class Agent:
             self.regions = ()
 
     def _is_there(self, read: Read) -> bool:
-        """Return whether a read is complete. Raises TransportFailed if it failed."""
         with self._lock:
             if read.state is State.UNDER_WAY:
                 self._learn(read, lambda: self._nixl.check_xfer_state(read.handle))
@@ -313,7 +293,6 @@ class Agent:
         return read.state is State.THERE
 
     def _check_contact(self, read: Read) -> None:
-        """If the peer has never answered, shun it and raise TransportFailed."""
         with self._lock:
             peer = self._peers.get(read.peer)
             if peer is not None and not peer.answered:

@@ -135,11 +135,15 @@ class Lines:
 
     def kept(self, address: str) -> Line | None:
         """Return an idle connection that the source has not closed, or None."""
-        while (line := self._take(address)) is not None:
+        while True:
+            with self._lock:
+                lines = self._of(address).lines
+                if not lines:
+                    return None
+                line = lines.pop()  # most recently used first, so that others time out
             if line.peek() is False:
                 return line
             line.close()
-        return None
 
     def give_back(self, address: str, line: Line) -> None:
         with self._lock:
@@ -169,7 +173,6 @@ class Lines:
         return line, GREETING + reply.session
 
     def close(self) -> None:
-        """Close idle connections. Idempotent."""
         with self._lock:
             self._closed = True
             lines = [line for kept in self._kept.values() for line in kept.lines]
@@ -177,11 +180,6 @@ class Lines:
         for line in lines:
             line.close()
         self._client.close()
-
-    def _take(self, address: str) -> Line | None:
-        with self._lock:
-            lines = self._of(address).lines
-            return lines.pop() if lines else None  # most recently used first, so that others time out
 
     def _of(self, address: str) -> _Kept:
         """Return a source's idle connections, without those of an older certificate."""
@@ -271,7 +269,6 @@ def _records(pull: Pull, line: Line, frame: Frame, buffer: Bytes, most: int) -> 
 
 
 def _connected(pull: Pull, host: str, port: int) -> socket.socket:
-    """Return a connected socket. Raises TransportFailed, PullTimeout, PullCancelled."""
     problem = f"{pull.what}: no connection to port {port}, from which records are sent"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -15,7 +15,7 @@ theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container
 from typing import Any
 
 from vllm.distributed import get_tensor_model_parallel_rank
@@ -31,13 +31,12 @@ from vllm.v1.request import RequestStatus
 
 from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import HandoffError
-from baton.handoff.reports import Reports, ShardLoad, Staged
+from baton.handoff.reports import ShardLoad
 from baton.handoff.vllm import facts
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 from baton.handoff.vllm.scheduler_side import SchedulerSide
 from baton.handoff.vllm.worker_side import WorkerSide
-from baton.protos.handoff_pb2 import Manifest, TrialReply
-from baton.rpc import CALL_TIMEOUT_S
+from baton.protos.handoff_pb2 import Manifest
 
 
 class BatonConnector(KVConnectorBase_V1, SupportsHMA):
@@ -64,38 +63,12 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- for the worker's host: on the scheduler's object, between steps
 
     @property
-    def compatibility_hash(self) -> str:
-        return self._scheduler_side.compatibility_hash
-
-    @property
-    def facts(self) -> Mapping[str, str]:
-        """The contents of the hash, in words."""
-        return self._scheduler_side.facts
-
-    def take_reports(self) -> Reports:
-        """Return the reports since the last call. Call this after each step.
-
-        A save is reported in the same step as its request's first token.
-        """
-        return self._scheduler_side.take_reports()
-
-    def staged(self, timeout_s: float = CALL_TIMEOUT_S) -> Staged:
-        """Ask the ranks how much KV waits. Thread-safe. Raises TransportFailed."""
-        return self._scheduler_side.client.staged(self.kv_addresses, timeout_s)
-
-    @property
-    def kv_addresses(self) -> list[str]:
-        """The ranks' Handoff services, as this machine dials them, in rank order."""
-        return self._scheduler_side.addresses
-
-    @property
-    def published_addresses(self) -> list[str]:
-        """The ranks' Handoff services, as other machines dial them, in rank order."""
-        return self._scheduler_side.published_addresses
-
-    def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
-        """Make the ranks pull test payloads from another worker's ranks."""
-        return self._scheduler_side.client.try_handoff(self.kv_addresses, sources, transport, size, timeout_s)
+    def scheduler_side(self) -> SchedulerSide:
+        if self._scheduler is None:
+            raise HandoffError(
+                "this connector object is a rank's; the scheduler's is engine_core.scheduler.connector"
+            )
+        return self._scheduler
 
     def wake_on_loads(self, wake: Callable[[], object]) -> bool:
         """Call `wake`, on any thread, when a load has ended or kept blocks can be freed.
@@ -125,21 +98,11 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
                 return False
             if request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
                 return False
-            self._scheduler_side.load_ended(load)
+            self.scheduler_side.load_ended(load)
             scheduler.finished_recving_kv_req_ids.add(load.request_id)
             return True
 
         self._near.take_loads(promote)
-
-    def idle_loads(self, *, told: bool) -> int:
-        """Return how many requests wait for a load and need no engine step until a message arrives.
-
-        told: see SchedulerSide.
-        """
-        return self._scheduler_side.idle_loads(told=told)
-
-    def is_unheard(self, request_id: str) -> bool:
-        return self._scheduler_side.is_unheard(request_id)
 
     def begin_now(self, request_id: str, epoch: int, manifest: Manifest) -> None:
         """Do `begin_load` at once, on any thread, unless ranks are separate processes."""
@@ -148,12 +111,12 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
 
     def begin_load(self, request_id: str, epoch: int, manifest: Manifest) -> None:
         """Let a load pull the records of a prompt that are available so far."""
-        self._scheduler_side.begin_load(request_id, epoch, manifest)
+        self.scheduler_side.begin_load(request_id, epoch, manifest)
         self.begin_now(request_id, epoch, manifest)
 
     def complete_load(self, request_id: str, epoch: int, manifest: Manifest) -> None:
         """Let a load end, because its prompt is complete and its request has a first token."""
-        self._scheduler_side.complete_load(request_id, epoch, manifest)
+        self.scheduler_side.complete_load(request_id, epoch, manifest)
         if self._near is not None:
             self._near.loader.complete((request_id, epoch), manifest)
 
@@ -165,33 +128,33 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         """
         rank = get_kv_transfer_group()
         rank.clear_connector_metadata()
-        results = rank._worker_side.step_failed(self._scheduler_side.ordered)
+        results = rank._worker_side.step_failed(self.scheduler_side.ordered)
         end_requests()
-        self._scheduler_side.lost(results)
+        self.scheduler_side.lost(results)
         rank._worker_side.tell_again(known)
 
     # ---- scheduler's side
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], RankHandshake]) -> None:
-        self._scheduler_side.set_ranks({one.rank: one for one in metadata.values()})
+        self.scheduler_side.set_ranks({one.rank: one for one in metadata.values()})
 
     def on_new_request(self, request: Any) -> None:
-        self._scheduler_side.add(request)
+        self.scheduler_side.add(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        tokens = self._scheduler_side.loadable_tokens(request, num_computed_tokens)
+        tokens = self.scheduler_side.loadable_tokens(request, num_computed_tokens)
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._scheduler_side.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        self.scheduler_side.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        return self._scheduler_side.build_step(scheduler_output)
+        return self.scheduler_side.build_step(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
         if isinstance(connector_output.kv_connector_worker_meta, StepResults):
-            self._scheduler_side.update(connector_output.kv_connector_worker_meta)
-        self._scheduler_side.freed(connector_output.finished_sending or ())
+            self.scheduler_side.update(connector_output.kv_connector_worker_meta)
+        self.scheduler_side.freed(connector_output.finished_sending or ())
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
         # all: vLLM must not zero blocks of a load, which may be running by then
@@ -202,7 +165,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         del block_ids
-        return self._scheduler_side.finished(request), None
+        return self.scheduler_side.finished(request), None
 
     # ---- a rank's side
 
@@ -253,14 +216,6 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         if not isinstance(jobs, StepJobs):
             raise HandoffError(f"the step's connector metadata is a {type(jobs).__name__}, not StepJobs")
         return jobs
-
-    @property
-    def _scheduler_side(self) -> SchedulerSide:
-        if self._scheduler is None:
-            raise HandoffError(
-                "this connector object is a rank's; the scheduler's is engine_core.scheduler.connector"
-            )
-        return self._scheduler
 
     @property
     def _worker_side(self) -> WorkerSide:

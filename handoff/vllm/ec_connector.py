@@ -1,22 +1,18 @@
 """Baton's encoder connector: images' embeddings between vLLM and the worker's host.
 
-In a worker that runs prompts, embeddings that the host has pulled come with the request, as its attribute
-EMBEDDINGS. The scheduler's side offers them to vLLM, which then does not compute the image but loads them in
-the step that needs it. They stay with the request, because a preempted one needs them again.
-
-It also keeps a request without its images from ending the engine. After a handoff an engine has an image's
-KV and metadata, but neither pixels nor embeddings. If it must compute that part of the prompt again (the
-request was preempted, or its blocks were lost), vLLM would fail in the step, with all requests in it. The
-connector ends such a request with an error: the router then sends it again with its images.
-
-In an encode worker's engine, which computes nothing else, the rank's side puts embeddings on the shelf.
+Embeddings that the host has pulled come with the request, as its attribute EMBEDDINGS, and stay with it,
+because a preempted one needs them again. The scheduler's side offers them to vLLM, which loads them in the
+step that needs them. After a handoff an engine has neither pixels nor embeddings of an image. If it must
+compute that part of the prompt again, vLLM would fail in the step; the connector ends such a request with an
+error, and the router sends it again with its images. In an encode worker's engine, the rank's side puts
+embeddings on the shelf.
 
 Leans on: vllm.distributed.ec_transfer (get_ec_transfer, has_ec_transfer) and its
-ec_connector.base.ECConnectorBase; vllm.v1.request.Request (request_id, mm_features), which
-Scheduler.schedule passes to ensure_cache_available before it calls has_cache_item and
-update_state_after_alloc, all before build_connector_meta; SchedulerOutput.scheduled_new_reqs[].mm_features;
-ECTransferConfig.{is_encode_only, mm_encoder_output_widths, ec_connector_extra_config};
-ModelConfig.{dtype, hf_config, quantization}; current_platform.device_type.
+ec_connector.base.ECConnectorBase; vllm.v1.request.Request (request_id, mm_features), which Scheduler.schedule
+passes to ensure_cache_available before it calls has_cache_item and update_state_after_alloc, all before
+build_connector_meta; SchedulerOutput.scheduled_new_reqs[].mm_features; ECTransferConfig.{is_encode_only,
+mm_encoder_output_widths, ec_connector_extra_config}; ModelConfig.{dtype, hf_config, quantization};
+current_platform.device_type.
 """
 
 from __future__ import annotations
@@ -51,8 +47,6 @@ MODALITY = "image"
 
 @dataclass
 class StepImages(ECConnectorMetadata):
-    """The images of one engine step."""
-
     loads: dict[str, Embeddings] = field(default_factory=dict)  # to load, by name
     new: list[str] = field(default_factory=list)  # names of the new requests' images, in an encode worker
 
@@ -115,7 +109,6 @@ class BatonECConnector(ECConnectorBase):
     # -- in the ranks
 
     def start_load_caches(self, encoder_cache: dict[str, Any], **_: Any) -> None:
-        """Load the step's embeddings."""
         step = cast(StepImages, self._get_connector_metadata())
         for name, one in step.loads.items():
             encoder_cache[name] = _tensor(one)
@@ -143,10 +136,7 @@ def is_whole(feature: Any) -> bool:
 
 
 def form_of(vllm_config: Any, model_fingerprint: str) -> Form:
-    """Return the form of the embeddings of an engine's model.
-
-    Its width is 0 before vLLM has measured it, between loading the model and making the scheduler.
-    """
+    """Return the form of a model's embeddings; its width is 0 until vLLM has measured it."""
     model = vllm_config.model_config
     dtype = str(model.dtype).removeprefix("torch.")
     digest = embeddings_hash(

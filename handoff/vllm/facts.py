@@ -40,10 +40,7 @@ from baton.handoff.memory.cache import BlockCache
 # The sizes that decide which KV a rank has. Expert and data parallelism do not split attention. Tensor
 # parallelism divides heads (forms.py), and workers may differ in it unless a layer has none; stages divide
 # layers.
-_PARALLEL_SIZES = (
-    "decode_context_parallel_size",
-    "prefill_context_parallel_size",
-)
+_PARALLEL_SIZES = ("decode_context_parallel_size", "prefill_context_parallel_size")
 
 
 _KNOWN = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec, CircularBufferSpec, MambaSpec)
@@ -98,10 +95,7 @@ def layer_names(kv_cache_config: Any) -> list[list[str]]:
 
 
 def row_widths(kv_cache_config: Any) -> dict[str, int]:
-    """Return each layer's elements per token and head, of keys or values; for MLA, of the latent.
-
-    If keys and values differ in size, it is their greatest common divisor. States have no rows.
-    """
+    """Return elements per token and head, by layer: the common divisor of K's and V's; MLA: the latent's."""
     return {
         name: math.gcd(int(spec.head_size), int(spec.head_size_v or 0))
         for name, spec in _specs(kv_cache_config)
@@ -146,10 +140,7 @@ def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
 
 
 def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> set[str]:
-    """Return the instruction sets with which a CPU's rank computes attention; empty on a GPU, and for MLA.
-
-    Each has its own KV layout, although shapes may be equal (AMX).
-    """
+    """Return the instruction sets of a CPU's attention, each with a layout of its own; empty for MLA."""
     layers = vllm_config.compilation_config.static_forward_context
     names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
     return {getattr(layers.get(name), "isa", "") for name in names} - {""}
@@ -164,16 +155,9 @@ def parallel_sizes(vllm_config: Any, cache: BlockCache) -> dict[str, int]:
 
 
 def facts(
-    vllm_config: Any,
-    kv_cache_config: Any,
-    cache: BlockCache,
-    kernels: set[str],
-    config: HandoffConfig,
+    vllm_config: Any, kv_cache_config: Any, cache: BlockCache, kernels: set[str], config: HandoffConfig
 ) -> Facts:
-    """Return the facts of a worker, the same on each rank. Raises UnsupportedCache.
-
-    cache: has joined its pipeline; kernels: `attention_kernels` of all stages.
-    """
+    """Return a worker's facts. Raises UnsupportedCache. kernels: `attention_kernels` of all stages."""
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     if speculative is not None and not speculative.uses_draft_kv_cache():
         # the method drafts from tokens or hidden states and has no KV

@@ -33,11 +33,7 @@ class _Load:
     done: list[ShardLoad] = field(default_factory=list)
 
     def end(self, request: Any) -> int:
-        """Return the number of the request's tokens whose KV to load.
-
-        The last token is always computed here, for its logits; that is the first token from the source, which
-        the request gets before it runs.
-        """
+        """Return how many tokens' KV to load: the last token is computed here, for its logits."""
         return int(min(self.wish.tokens, request.num_tokens - self.complete))
 
 
@@ -168,10 +164,7 @@ class Loads:
         return load if load is not None and load.wish.epoch == key[1] else None
 
     def _give_up(self, request_id: str, load: _Load) -> None:
-        """Release unwanted KV, unless the manifest is mangled and may name another request's.
-
-        If the prompt is incomplete, its worker drops the KV with the attempt.
-        """
+        """Release unwanted KV of a complete prompt; other KV is dropped with its attempt."""
         manifest, wish = load.manifest, load.wish
         if (
             load.complete

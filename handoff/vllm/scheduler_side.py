@@ -32,27 +32,17 @@ from baton.handoff.groups import (
 from baton.handoff.manifest import seal
 from baton.handoff.memory.cache import NULL_BLOCK
 from baton.handoff.params import SaveWish, wish_of
-from baton.handoff.reports import (
-    Begun,
-    Key,
-    Problem,
-    Reports,
-    Saved,
-    ShardLoad,
-    ShardSave,
-)
+from baton.handoff.reports import Begun, Key, Problem, Reports, Saved, ShardLoad, ShardSave, Staged
 from baton.handoff.save.room import SaveRoom
 from baton.handoff.save.saver import SaveJob
 from baton.handoff.vllm.loads import Loads
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 from baton.protos.handoff_pb2 import Manifest, Shard
-from baton.rpc import host_id
+from baton.rpc import CALL_TIMEOUT_S, host_id
 
 
 @dataclass
 class _Prompt:
-    """A prompt that is to be saved."""
-
     request: Any
     wish: SaveWish
     refused: bool = False  # not cached as required: its save never begins
@@ -112,11 +102,12 @@ class SchedulerSide:
         """The ranks' Handoff services as other machines dial them, in rank order."""
         return [one.address for one in self._ranks]
 
-    def idle_loads(self, *, told: bool) -> int:
-        """Return how many requests wait for a load and need no step until a message arrives.
+    def staged(self, timeout_s: float = CALL_TIMEOUT_S) -> Staged:
+        """Ask the ranks how much KV waits. Thread-safe. Raises TransportFailed."""
+        return self.client.staged(self.addresses, timeout_s)
 
-        told: the host is woken at the end of a pull, so a pull needs no steps.
-        """
+    def idle_loads(self, *, told: bool) -> int:
+        """Return how many requests only wait for a load. told: the end of a pull wakes the host."""
         prompts = sum(prompt.wish.prefix is not None for prompt in self._to_save.values())
         return max(0, self._loads.waiting(begun=told) - prompts)
 
@@ -125,9 +116,10 @@ class SchedulerSide:
         return self._loads.is_unheard(request_id) and request_id not in self._to_save
 
     def take_reports(self) -> Reports:
-        """Return the reports since the last call.
+        """Return the reports since the last call. Call this after each step.
 
-        Prompts that waited too long for room are reported as not saved, before their prefill begins.
+        A save is reported in the same step as its request's first token. Prompts that waited too long for
+        room are reported as not saved, before their prefill begins.
         """
         for request_id in self._room.take_overdue():
             wish = self._to_save[request_id].wish
@@ -162,7 +154,6 @@ class SchedulerSide:
         self._room.hear({rank.rank: (rank.slots, rank.slots) for rank in self._ranks})
 
     def add(self, request: Any) -> None:
-        """Register a new request's wish."""
         wish = wish_of(request.kv_transfer_params)
         if isinstance(wish, SaveWish):
             self._to_save[request.request_id] = _Prompt(request, wish)
@@ -171,11 +162,7 @@ class SchedulerSide:
             self._loads.add(request.request_id, wish)
 
     def loadable_tokens(self, request: Any, num_computed: int) -> int | None:
-        """Return the number of tokens to load after the first `num_computed`.
-
-        None makes vLLM ask again in the next step: there is no room yet for the request's save, or it is
-        refused.
-        """
+        """Return the tokens to load after `num_computed`; None: no room, or refused; ask in the next step."""
         prompt = self._to_save.get(request.request_id)
         if prompt is not None and not self._may_begin(prompt, num_computed):
             return None
@@ -228,7 +215,6 @@ class SchedulerSide:
         return promised and final_records(self._groups, end) > prompt.records
 
     def _save(self, prompt: _Prompt, tables: Sequence[Sequence[int]], end: int) -> None:
-        """Order the save of the records that are final after `end` tokens, or of the rest."""
         request, epoch = prompt.request, prompt.wish.epoch
         whole, last = num_records(self._groups, request.num_tokens), end >= request.num_tokens
         parts: tuple[Part, ...]
@@ -254,7 +240,6 @@ class SchedulerSide:
         self._jobs.saves.append(job)
 
     def _drop(self, key: Key) -> None:
-        """End a save before its prompt is complete."""
         save = self._saving.pop(key, None)
         self._room.forget(key[0])
         self._jobs.drops.append(key)
@@ -262,10 +247,7 @@ class SchedulerSide:
             self.client.release_soon(save.manifest)
 
     def _slots(self, request: Any, records: int) -> int:
-        """Return how many slots the save of a request gets.
-
-        Only a request that ends with its prompt can have a window, because its blocks do not change later.
-        """
+        """Return a save's slots. Only a request that ends with its prompt keeps its blocks for a window."""
         ends = request.max_tokens <= request.num_output_tokens + 1
         return self._room.slots(records) if ends else records
 
@@ -286,7 +268,6 @@ class SchedulerSide:
         return key is not None
 
     def freed(self, request_ids: Iterable[str]) -> None:
-        """Record that all ranks have copied the kept blocks of these requests."""
         for request_id in request_ids:
             self._room.freed(request_id)
 
@@ -334,7 +315,11 @@ class SchedulerSide:
         if save is None:
             return  # dropped
         if part.begun:
-            self._add_begin(key, save, part)
+            save.begun.append(part)
+            if len(save.begun) == len(self._ranks):
+                self._room.kept(key[0])
+                save.manifest = seal(self._manifest(key, save.num_tokens, save.begun))
+                self._begun.append(Begun(*key, save.manifest))
             return
         save.done.append(part)
         if len(save.done) < len(self._ranks):
@@ -353,13 +338,6 @@ class SchedulerSide:
             self.client.release_soon(manifest)
         if save.wanted:
             self._saved.append(Saved(*key, None if problem else manifest, problem))
-
-    def _add_begin(self, key: Key, save: _Save, part: ShardSave) -> None:
-        save.begun.append(part)
-        if len(save.begun) == len(self._ranks):
-            self._room.kept(key[0])
-            save.manifest = seal(self._manifest(key, save.num_tokens, save.begun))
-            self._begun.append(Begun(*key, save.manifest))
 
     def _manifest(self, key: Key, num_tokens: int, shards: Sequence[ShardSave]) -> Manifest:
         """Return an unsealed manifest, without the fields that are known at the end."""

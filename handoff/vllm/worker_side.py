@@ -75,11 +75,7 @@ class WorkerSide:
         tensor_rank: int,
         kv_caches: Mapping[str, Any],
     ) -> None:
-        """Start the service, once the ranks of the other pipeline stages do so, too.
-
-        Raises HandoffError if the cache cannot be handed over or the service cannot listen, SecurityError if
-        the service would be exposed.
-        """
+        """Start the service with the other stages'. Raises HandoffError, SecurityError."""
         self._cache = cache = block_cache(
             kv_caches,
             kv_cache_config.num_blocks,
@@ -184,7 +180,6 @@ class WorkerSide:
         )
 
     def withhold(self, jobs: StepJobs) -> None:
-        """Stop reading blocks that the step may overwrite."""
         self._saver.withhold(jobs.preempted)
 
     def begin_step(self, jobs: StepJobs) -> None:
@@ -201,7 +196,6 @@ class WorkerSide:
         self.loader.cancel(jobs.cancels)
 
     def save(self, jobs: StepJobs) -> None:
-        """Do the step's saves, after its forward pass."""
         done = [self._saver.save(job) for job in jobs.saves]
         self._results.saves += [one for one in done if one is not None]
         self._report_room()
@@ -254,7 +248,6 @@ class WorkerSide:
         return found if jobs.saves or found.saves or found.loads or found.staging else None
 
     def _report_room(self) -> None:
-        """Add staging's room to the results if it has changed."""
         room = self.staging.free_blocks, self.staging.capacity
         if room != self._reported_room:
             self._reported_room = self._results.staging[self._rank] = room
@@ -269,16 +262,11 @@ class WorkerSide:
         self._ended += [load for load in self.loader.take_finished() if not promote(load)]
 
     def close(self) -> None:
-        """Stop everything and remove the shared memory. Idempotent."""
         atexit.unregister(self.close)
         self.loader.close()
         self._service.close()
         self._saver.close()
         self._cache.close()
         self.staging.close()
-        for transport in self._transports:
-            try:
-                transport.close()
-            except Exception:  # a bug in another package must not keep the others open
-                logger.exception("transport %r failed to close", transport.name)
+        transports.close(self._transports)
         self._client.close()

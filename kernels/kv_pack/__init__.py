@@ -115,6 +115,5 @@ def _address(buffer: Buffer) -> int:
 
 
 def _array(buffer: Buffer, dtype: Any) -> npt.NDArray[Any]:
-    """View a buffer as a numpy array of 64-bit integers."""
     array: npt.NDArray[Any] = buffer.numpy() if isinstance(buffer, torch.Tensor) else buffer
     return array.view(dtype)

@@ -60,7 +60,6 @@ def _pointer(typing: Any, address: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _bits(typing: Any, value: Any) -> Any:
-    """Return the bits of a float32 as a uint32."""
     del typing, value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -71,7 +70,6 @@ def _bits(typing: Any, value: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _float(typing: Any, bits: Any) -> Any:
-    """Return the float32 with those bits."""
     del typing, bits
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -5,6 +5,8 @@ This is prompt lookup decoding (Saxena, 2023). README.md defines the matches and
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 __all__ = ["new_workspace", "ngram_match"]
@@ -47,25 +49,18 @@ def ngram_match(
         )
     if not limits.shape[0]:
         return
+    tensors = tokens, lengths, limits, drafts, counts
+    options: dict[str, Any] = {"min_n": min_n, "max_n": max_n, "rows": rows, "tails": tails}
     if tokens.is_cuda:
         from baton.kernels.ngram_match import gpu
 
         if workspace is None:
             workspace = new_workspace(limits.shape[0], tokens.device)
-        gpu.ngram_match(
-            *(tokens, lengths, limits, drafts, counts),
-            min_n=min_n,
-            max_n=max_n,
-            rows=rows,
-            tails=tails,
-            workspace=workspace,
-        )
+        gpu.ngram_match(*tensors, **options, workspace=workspace)
     else:
         from baton.kernels.ngram_match import cpu
 
-        cpu.ngram_match(
-            *(tokens, lengths, limits, drafts, counts), min_n=min_n, max_n=max_n, rows=rows, tails=tails
-        )
+        cpu.ngram_match(*tensors, **options)
 
 
 def new_workspace(batch: int, device: torch.device | str) -> torch.Tensor:

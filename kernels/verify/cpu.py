@@ -70,7 +70,6 @@ class _Batch:
         return int(self.starts.shape[0])
 
     def of_requests(self, which: torch.Tensor) -> _Batch:
-        """Return the batch of these requests."""
         if which.shape[0] == self.requests:
             return self
         return _Batch(*(getattr(self, name)[which] for name in self.__dataclass_fields__))

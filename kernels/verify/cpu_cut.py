@@ -16,8 +16,6 @@ _WIDER = 8
 
 @dataclass(frozen=True)
 class Filters:
-    """The filters of each row, [M]."""
-
     top_k: torch.Tensor  # int64; V or more keeps all tokens
     top_p: torch.Tensor  # float32; 1 or more keeps all
     min_p: torch.Tensor  # float32; 0 keeps all

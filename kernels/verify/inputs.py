@@ -45,8 +45,6 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Verified:
-    """The output tokens of a step."""
-
     tokens: torch.Tensor  # [R, most + 1] int32: accepted drafts, one token sampled from the target, then -1
     counts: torch.Tensor  # [R] int32: 1 + accepted drafts
 

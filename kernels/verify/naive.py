@@ -74,7 +74,6 @@ class _Request:
         )
 
     def verified(self) -> list[int]:
-        """Return the accepted drafts and the token after them."""
         if self.temperature == 0:
             return self._greedy()
         targets = [self._target(row) for row in self.logits[: len(self.drafts) + 1]]

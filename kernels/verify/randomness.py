@@ -35,6 +35,5 @@ def uniforms(seeds: torch.Tensor, positions: torch.Tensor, numbers: torch.Tensor
 
 
 def _product(one: Words, other: np.uint64) -> tuple[Words, Words]:
-    """Return the high and the low word of the product of two words."""
     product = one * other
     return product >> _BITS, product & _WORD

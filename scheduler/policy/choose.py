@@ -71,8 +71,6 @@ class NoChoice:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The workers that passed the filters, or the reason why none did."""
-
     workers: list[WorkerRecord]
     why: NoChoice | None
     drawn_from: Sequence[WorkerRecord] = ()  # empty if `workers` are all that passed
@@ -116,7 +114,6 @@ class Policy:
         return choice
 
     def _choose_one(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
-        """Choose for a prompt that is too short for a handoff."""
         choice = self._alone(view.of(pb.ROLE_DECODE, pb.ROLE_MIXED), need)
         if isinstance(choice, NoChoice) and self._keep(view.of(pb.ROLE_DECODE), need, Side.DECODE).lost:
             choice = self._or_else(choice, view.of(pb.ROLE_PREFILL), need, ())
@@ -155,7 +152,6 @@ class Policy:
     def _helped(
         self, choice: WorkerChoice, prefill: WorkerRecord, decode: Sequence[WorkerRecord], need: Need
     ) -> WorkerChoice:
-        """Return an idle decode worker whose queue is shorter than `prefill`'s; else `choice`."""
         queued = prefill.reserved.prompt_tokens
         if not queued:
             return choice
@@ -227,7 +223,6 @@ class Policy:
         return [worker for ids in best for one in ids if (worker := view.workers.get(one)) is not None]
 
     def _keep(self, workers: Sequence[WorkerRecord], need: Need, side: Side, held: Holders = ()) -> _Kept:
-        """Return workers that pass the filters: all, or as many random ones as the picker needs."""
         wanted = self._picker.draws
         if not wanted or len(workers) <= wanted:
             return self._all(workers, need, side)
@@ -248,7 +243,6 @@ class Policy:
         return _Kept(self._rng.sample(kept.workers, wanted), None, workers)
 
     def _drawn(self, workers: Sequence[WorkerRecord]) -> Iterator[WorkerRecord]:
-        """Yield at most `LOOKS` workers in random order, drawing each only when it is needed."""
         left, random_ = list(workers), self._rng.random
         for size in range(len(left), max(0, len(left) - LOOKS), -1):
             at = int(random_() * size)
@@ -262,7 +256,6 @@ class Policy:
         return True
 
     def _all(self, workers: Iterable[WorkerRecord], need: Need, side: Side) -> _Kept:
-        """Return all workers that pass the filters, or why none does."""
         left = list(workers)
         if not left:
             message = f"no worker to {_work(need, side)} is registered"

@@ -46,9 +46,6 @@ def load(name: str, kind: type[Part]) -> type[Part]:
     """Return the class of that name, which must be a subclass of `kind`. Raises BadPolicy."""
     found = PARTS.load(name)
     if not issubclass(found, kind):
-        raise BadPolicy(f"scheduler.policy: {name!r} is no {kind.__name__}, but a {_kind_of(found)}")
+        other = next(one.__name__ for one in found.__mro__ if PolicyPart in one.__bases__)
+        raise BadPolicy(f"scheduler.policy: {name!r} is no {kind.__name__}, but a {other}")
     return found
-
-
-def _kind_of(part: type[PolicyPart]) -> str:
-    return next(one.__name__ for one in part.__mro__ if PolicyPart in one.__bases__)

@@ -1,23 +1,18 @@
 """Map KV blocks to the workers that hold them.
 
-An entry of 64 bits is 44 bits of a block's key and the number of the set of workers that hold the block
-(sets.py). The rest of the key selects a shard, a sorted array of some hundred entries. Look-ups bisect it;
-inserting or removing an entry moves the entries after it. So a block takes some 10 bytes, however many
-workers hold it, and no call has to rebuild anything.
+An entry of 64 bits is 44 bits of a block's key and the number of the set of workers that hold it (sets.py).
+The rest of the key selects a shard, a sorted array of some hundred entries. So a block takes some 10 bytes,
+however many workers hold it, and no call has to rebuild anything. One look-up in a billion finds another
+block; the request is then only placed less well.
 
-Keys are truncated hashes, so one look-up in a billion finds another block. The request is then placed less
-well, but its output stays correct, because engines compare whole hashes.
-
-A prompt's blocks form a chain, and engines evict a chain from its end, so a worker that holds a block also
-holds those before it. A binary search finds the last one in O(log blocks) look-ups. If a chain briefly has a
-gap, the result is an earlier block that the worker holds, or none.
+Engines evict a prompt's chain of blocks from its end, so a binary search finds the last one that a worker
+holds.
 
 Removing or resetting a worker costs O(1): its bit is masked out. A sweep removes such bits in pieces, once a
 quarter of the entries may have one.
 
 A full shard keeps only the blocks at every second depth, then every fourth and so on: long prompts are
-matched more coarsely, and short ones are forgotten. Shards fill unevenly; the fullest ones start thinning
-when the index holds some four fifths of its maximum.
+matched more coarsely, and short ones are forgotten.
 """
 
 from __future__ import annotations
@@ -59,7 +54,7 @@ class PrefixIndex:
         self._slots = 0  # slots ever used
         self._free: list[int] = []
         self._stored: dict[int, int] = {}  # slot in use -> blocks held
-        self._alive = 0  # bits of the slots in use
+        self.alive = 0  # bits of the slots in use
         self._gone = 0  # bits of removed workers, to sweep
         self._gone_stored = 0  # number of blocks that the removed workers held
         self._sweeping = 0  # bits of the current sweep
@@ -77,10 +72,6 @@ class PrefixIndex:
         """The distance between kept blocks in the fullest shard; 1: all are kept."""
         return 1 << max(floor for floor, shards in enumerate(self._at_floor) if shards)
 
-    @property
-    def alive(self) -> int:
-        return self._alive
-
     def join(self) -> int:
         """Return a slot, below MOST_SLOTS, for a new worker."""
         if self._free:
@@ -88,12 +79,12 @@ class PrefixIndex:
         else:
             slot = self._slots
             self._slots += 1
-        self._alive |= 1 << slot
+        self.alive |= 1 << slot
         self._stored[slot] = 0
         return slot
 
     def leave(self, slot: int) -> None:
-        self._alive &= ~(1 << slot)
+        self.alive &= ~(1 << slot)
         self._gone |= 1 << slot
         self._gone_stored += self._stored.pop(slot)
 
@@ -129,7 +120,7 @@ class PrefixIndex:
         shard, name = self._shards[key >> _NAME_BITS & self._mask], key & NAME
         place = bisect_left(shard, name << NUMBER_BITS)
         if place < len(shard) and (entry := shard[place]) >> NUMBER_BITS == name:
-            return self.sets.bits(entry & _NUMBER) & self._alive
+            return self.sets.bits(entry & _NUMBER) & self.alive
         return 0
 
     def reach(self, keys: Sequence[int], among: int) -> tuple[int, int]:
@@ -185,12 +176,10 @@ class PrefixIndex:
         self._refine(at)
 
     def _refine(self, at: int) -> None:
-        """Accept blocks of a lower level again if the shard has much room."""
         if self._floors[at] and len(self._shards[at]) < self._most // 4:
             self._set_floor(at, self._floors[at] - 1)
 
     def _thin(self, at: int) -> None:
-        """Drop the blocks of the lowest level kept, which is about half of them."""
         floor = self._floors[at] + 1
         self._set_floor(at, floor)
         shard = self._shards[at]
@@ -209,7 +198,6 @@ class PrefixIndex:
         self._shards[at] = kept
 
     def _add(self, shard: array[int], place: int, bit: int) -> int:
-        """Add a holder and return 1; return 0 if it is known or there are too many sets."""
         entry = shard[place]
         held = self.sets.bits(entry & _NUMBER)
         number = None if held & bit else self.sets.refer(held | bit)

@@ -1,17 +1,17 @@
 """Apply the operations in workers' block logs to the index, each once and in order.
 
-Operations are numbered, so duplicate, late or reordered messages do no harm. A message that leaves a gap is
-not applied, and the answer says where the worker must resume. A log that begins again, because the worker was
-restarted or its cache was reset, has a later instance number and replaces all that was known of the worker.
+They are numbered: a message that leaves a gap is not applied, and the answer says where the worker must
+resume. A log that begins again has a later instance number and replaces all that was known of the worker.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from baton.prefix_keys import KEYS
+from baton.prefix_keys import KEYS, PromptKeys
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.prefixes.index import PrefixIndex
 
@@ -113,3 +113,54 @@ def _known(worker: _Worker | None) -> pb.BlocksKnown:
     return (
         pb.BlocksKnown(instance=worker.instance, operations=worker.operations) if worker else pb.BlocksKnown()
     )
+
+
+TIERS = 2  # `best` lists the holders of this many match lengths, longest first
+
+
+class Match:
+    """The part of one prompt that each worker holds. Computed on demand: a policy asks about few workers."""
+
+    def __init__(self, ledger: PrefixLedger, prompt: PromptKeys, prompt_tokens: int) -> None:
+        self._ledger = ledger
+        self._keys, self._key_tokens = prompt
+        # An engine always computes the last token of a prompt, because it needs its logits.
+        self._most = max(0, prompt_tokens - 1)
+        self._tokens: dict[str, int] = {}
+
+    def tokens(self, worker_id: str) -> int:
+        """Return how many tokens of the prompt a worker holds, as far as known."""
+        found = self._tokens.get(worker_id)
+        if found is None:
+            slot = self._ledger.slot(worker_id)
+            reached = 0 if slot is None else self._ledger.index.reach(self._keys, 1 << slot)[0]
+            found = self._tokens[worker_id] = min(self._most, reached * self._key_tokens)
+        return found
+
+    def knows(self, worker_id: str) -> bool:
+        """Return whether a worker reports its cache; if not, 0 tokens mean unknown."""
+        return bool(self._keys) and worker_id in self._ledger
+
+    def best(self, role: int, most: int, rng: random.Random) -> list[str]:
+        """Return the workers of a role that hold most of the prompt, at most `most` for each match length."""
+        index = self._ledger.index
+        found: list[str] = []
+        among = self._ledger.of_role(role)
+        for _ in range(TIERS):
+            reached, who = index.reach(self._keys, among)
+            if not reached:
+                break
+            among &= ~who
+            found += (self._ledger.name(slot) for slot in _some(who, most, rng))
+        return found
+
+
+def _some(who: int, most: int, rng: random.Random) -> list[int]:
+    slots: list[int] = []
+    while who and len(slots) < most:
+        place = rng.randrange(who.bit_length())
+        above = who >> place
+        slot = place + (above & -above).bit_length() - 1  # the lowest one from `place` on
+        slots.append(slot)
+        who ^= 1 << slot
+    return slots

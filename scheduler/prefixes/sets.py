@@ -1,8 +1,7 @@
 """Number sets of workers: an entry of the index refers to a set by a few bits.
 
-A set is an integer with the bits of its workers' slots. The number of a set of one worker follows from its
-slot. Larger sets are numbered as needed, and a number is reused when nothing refers to it. There are far
-fewer sets than blocks, because all blocks of a chain on the same workers share one.
+A set is an integer with the bits of its workers' slots. A set of one worker has a number of its own; larger
+sets are numbered as needed. There are far fewer sets than blocks.
 """
 
 from __future__ import annotations

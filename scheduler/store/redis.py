@@ -12,19 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import (
-    BusyLoadingError,
-    InvalidResponse,
-    OutOfMemoryError,
-    RedisError,
-)
+from redis.exceptions import BusyLoadingError, InvalidResponse, OutOfMemoryError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from baton import redis_link
 from baton.redis_errors import hide_password, leads_elsewhere, refusal, refuses_the_user
 from baton.redis_url import not_a_url, without_password
 from baton.scheduler.errors import StoreRefuses, StoreUnavailable
-from baton.scheduler.keys import lua_header, topic_keys
 from baton.scheduler.store.base import TOLD_KINDS, Store
 from baton.scheduler.types import Told
 from baton.tasks import patiently
@@ -34,6 +28,29 @@ SCRIPTS = ("drains", "tell", "lead", "told", "order")
 AWAY = "the store is down"  # logged once per outage
 
 log = logging.getLogger(__name__)
+
+# Name in the scripts -> last part of the key. All keys of a topic begin with `baton:{TOPIC}:`; the braces
+# keep them in one slot of a Redis Cluster, so one script can change them together. Times are Redis' TIME, ms.
+KEYS = {
+    "DRAINS": "drains",  # HASH name -> how often an operator drained or undrained it: odd while it is drained
+    "TOLD": "told",  # HASH KIND:ID -> the last message of a router, fleet, process, or of turns
+    "TOLD_LEASES": "told:leases",  # ZSET field of TOLD -> when it expires
+    "DECIDER": "decider",  # HASH who, fence, until: the scheduler that autoscales; tended: the last check
+    "ORDERS": "orders",  # HASH fleet:ID -> what should run in its places, serialized
+}
+TOPIC_TTL_MS = 3_600_000  # lifetime of an idle topic's keys, except its drains
+DRAINS_TTL_MS = 30 * 86_400_000  # longer, because only an operator could repeat them
+
+
+def topic_keys(topic: str) -> list[str]:
+    return [f"baton:{{{topic}}}:{suffix}" for suffix in KEYS.values()]
+
+
+def lua_header() -> str:
+    """Return Lua declarations of the keys and constants, to put before each script."""
+    lines = [f"local {name} = KEYS[{number}]" for number, name in enumerate(KEYS, start=1)]
+    constants = {"TOPIC_TTL_MS": TOPIC_TTL_MS, "DRAINS_TTL_MS": DRAINS_TTL_MS}
+    return "\n".join([*lines, *(f"local {name} = {value}" for name, value in constants.items())])
 
 
 class RedisStore(Store):
@@ -54,7 +71,7 @@ class RedisStore(Store):
 
     async def open(self) -> None:
         try:
-            await self._learn_drains()
+            await self.check()
         except StoreRefuses:
             raise
         except StoreUnavailable as error:
@@ -62,7 +79,7 @@ class RedisStore(Store):
 
     async def tend(self) -> None:
         try:
-            await self._learn_drains()
+            await self.check()
         except StoreUnavailable as error:
             self._lose(error)
             return
@@ -92,15 +109,11 @@ class RedisStore(Store):
         flat = [part for fleet, raw in orders.items() for part in (f"fleet:{fleet}", raw)]
         return bool(await self._ask("order", fence, *flat))
 
-    async def check(self) -> None:
-        """Run a script once. Raises StoreUnavailable, StoreRefuses."""
-        await self._learn_drains()
-
     async def close(self) -> None:
         await redis_link.hang_up(self._client)
 
-    async def _learn_drains(self) -> None:
-        """Write the drains known here to the store, and read all others."""
+    async def check(self) -> None:
+        """Exchange drains with the store. Raises StoreUnavailable, StoreRefuses."""
         mine = [part for name, count in self._drains.items() for part in (name, count)]
         async with self._calling:
             known = await self._run("drains", *mine)
@@ -108,7 +121,6 @@ class RedisStore(Store):
             self._drains[name] = max(int(count), self._drains.get(name, 0))
 
     async def _ask(self, name: str, *arguments: str | int | bytes) -> Any:
-        """Return one script's reply; None while the store is down."""
         if self.problem:  # do not wait for a check, which may take until its timeout
             return None
         async with self._calling:
@@ -126,7 +138,6 @@ class RedisStore(Store):
         self.problem = str(error)
 
     async def _run(self, name: str, *arguments: str | int | bytes) -> Any:
-        """Return one script's raw reply. Raises StoreUnavailable, StoreRefuses."""
         try:
             script = self._scripts[name](self._keys, arguments)
             return await patiently(script, CALL_TIMEOUT_S)
@@ -138,7 +149,6 @@ class RedisStore(Store):
 
 
 def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield the fields and values in HGETALL's reply."""
     return zip((key.decode() for key in flat[::2]), flat[1::2], strict=True)
 
 
@@ -165,7 +175,6 @@ def _for_good(error: BaseException) -> bool:
 
 
 def _explain(error: BaseException) -> str:
-    """Describe the problem and its cure in one line."""
     text = " ".join(str(error).split())
     if isinstance(error, BusyLoadingError):
         return "is still loading its data, and will answer after that"

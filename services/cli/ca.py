@@ -106,7 +106,7 @@ def revoke(
     is not renewed, but stays valid until it expires. Also revoke any token with which its holder could
     rejoin.
     """
-    from baton.security.tokens import is_token_id
+    from baton.security.authority import is_token_id
 
     authority, token_id = _authority(settings), what.partition(".")[0]
     if not is_token_id(token_id):

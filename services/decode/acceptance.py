@@ -1,12 +1,9 @@
 """Count accepted drafts, keep the counts of the last minute, and raise an alarm if too few are accepted.
 
 A broken drafter goes unnoticed: the output is still correct, only slower. It shows in the acceptance rate of
-the first drafted position, which does not depend on the draft length and so can be compared between workers
-and over time.
-
-Drafts of one request are correlated: in a difficult text all are rejected. So requests are the sample, not
-drafts, and the rate's error is that of a ratio over clusters (Cochran, Sampling Techniques, 1977, chapter 6).
-Treating drafts as independent would raise false alarms.
+the first drafted position, which does not depend on the draft length. Drafts of one request are correlated,
+so requests are the sample, and the rate's error is that of a ratio over clusters (Cochran, Sampling
+Techniques, 1977, chapter 6).
 """
 
 from __future__ import annotations
@@ -39,10 +36,7 @@ FRUITFUL_TOKENS = 5  # accepted tokens that then clear it
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Verified drafts. Index 0 of the lists is the first drafted position.
-
-    Invariants: `drafts >= drafted[0] >= drafted[1] >= ...`, and `drafted[i] >= accepted[i]`.
-    """
+    """Verified drafts; index 0 is the first position. drafts >= drafted[0] >= ..., drafted >= accepted."""
 
     drafts: int = 0
     drafted: list[int] = field(default_factory=list)  # tokens by position
@@ -143,11 +137,7 @@ class _Window:
         return self._accepted / self.drafts if self.drafts else 0.0
 
     def error(self, expected: float) -> float:
-        """Return the standard error of the share, as a ratio over requests.
-
-        It is at least the error of independent drafts with an acceptance of `expected`: otherwise a share of
-        0 would have none.
-        """
+        """Return the share's standard error over requests, at least that of independent drafts."""
         count, share = len(self._requests), self.share
         of_drafts, of_accepted, of_both = self._squares
         residuals = of_accepted - 2 * share * of_both + share * share * of_drafts
@@ -226,7 +216,6 @@ class AcceptanceWatch:
 
     @property
     def why(self) -> str:
-        """The reason for the alarm, for an operator."""
         if self._fruits < FRUITFUL_TOKENS:
             return f"no token of the last {max(self._fruitless, FRUITLESS_DRAFTS)} drafts was accepted"
         return (

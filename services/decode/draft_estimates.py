@@ -59,10 +59,7 @@ class _Share:
 
 
 class Acceptance:
-    """Acceptance by position, each relative to the rows that got that far.
-
-    Their products give the benefit of a draft length, averaged over rows with shorter drafts or none.
-    """
+    """Acceptance by position, relative to the rows that got that far; the products are the benefit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -185,7 +182,8 @@ class StepTimeModel:
         else:
             self._pace *= 1.0 + _PACE_GAIN * off
         expected = self._expected(requests, tokens, limit, cell)
-        self._fit.add(self._features(requests, tokens, limit), expected * (1.0 + off))
+        passes = self._passes[limit]
+        self._fit.add((1.0, requests, tokens, passes, passes * requests), expected * (1.0 + off))
 
     def _forget_compiling(self, requests: int, tokens: float, limit: int, seconds: float) -> None:
         """Forget earlier steps that waited for a compiler, if this one reveals them."""
@@ -221,10 +219,6 @@ class StepTimeModel:
             return line
         here = cell.seconds * line / self._line(cell.requests, cell.tokens, limit)
         return (_LINE_SAMPLES * line + here * cell.samples) / (_LINE_SAMPLES + cell.samples)
-
-    def _features(self, requests: float, tokens: float, limit: int) -> tuple[float, ...]:
-        passes = self._passes[limit]
-        return (1.0, requests, tokens, passes, passes * requests)
 
     def _line(self, requests: float, tokens: float, limit: int) -> float:
         fixed, request, token, one_pass, pass_request = self._fit.weights

@@ -31,8 +31,6 @@ _PROBE_AGAIN_STEPS = 60  # a length that was run in these last steps needs no pr
 
 @dataclass(frozen=True)
 class DraftStep:
-    """The measurements of one engine step."""
-
     requests: int
     tokens: int  # run through the target: one per request, and the drafts
     limit: int  # draft length of this step; the next step verifies these drafts
@@ -45,8 +43,6 @@ class DraftStep:
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """The last decision."""
-
     requests: int = 0
     limit: int = 0
     probe: bool = False  # run to learn about it, not because it seems best
@@ -54,8 +50,6 @@ class DraftChoice:
 
 @dataclass
 class _Batch:
-    """State of one bucket of batch sizes."""
-
     limit: int | None = None
     seen_at: dict[int, int] = field(default_factory=dict)  # draft length -> number of its last step
 
@@ -76,26 +70,22 @@ class DraftLength:
         self._acceptance = Acceptance(limit)
         self._times = StepTimeModel(limit, passes)
         self._batches: dict[int, _Batch] = {}
-        self._choice = DraftChoice()
+        self.choice = DraftChoice()
         self._credit = _PROBE_CREDIT_AT_FIRST  # steps
         self._step = 0
         self._review_at = 0
         self._probe_ends = 0
 
-    @property
-    def choice(self) -> DraftChoice:
-        return self._choice
-
     def choose(self, requests: int) -> int:
         """Return the draft length for the step being scheduled. Call once per step."""
         self._step += 1
-        last = self._choice
+        last = self.choice
         same = last.requests and bucket(last.requests) == bucket(requests)
         if not same or self._step >= (self._probe_ends if last.probe else self._review_at):
-            self._choice = self._decide(requests)
+            self.choice = self._decide(requests)
         self._credit = min(self._credit + _PROBE_SHARE, max(self._credit, _PROBE_CREDIT_MOST))
-        self._batches[bucket(requests)].seen_at[self._choice.limit] = self._step
-        return self._choice.limit
+        self._batches[bucket(requests)].seen_at[self.choice.limit] = self._step
+        return self.choice.limit
 
     def observe(self, step: DraftStep) -> None:
         """Learn from a step. Call once per step, in order."""
@@ -131,7 +121,7 @@ class DraftLength:
         best = max(range(self.limit + 1), key=hopes.__getitem__)
         if batch.limit is None or hopes[best] > hopes[batch.limit] * _WORTH_A_CHANGE:
             batch.limit = best
-        probe = None if self._choice.probe else self._worth_a_look(batch, batch.limit, rates)
+        probe = None if self.choice.probe else self._worth_a_look(batch, batch.limit, rates)
         if probe is not None:
             self._probe_ends = self._step + _PROBE_STEPS
         self._review_at = self._step + _REVIEW_STEPS

@@ -1,10 +1,9 @@
 """Share an engine's steps between the first class and classes that give way to it.
 
-While first-class requests decode, the number of others in the batch is controlled so that a step stays within
-the goal of the first class (`itl_s`): one more after every four steps with time to spare, a quarter fewer
-after a step that took too long. First-class prompts, and prompts of the others, share time: the others run up
-a debt, and get no more until the first class has had its time, by `share`. Time that the others had while
-alone counts too, up to `MOST_ALONE_S`, so they get no part of the first class's next step.
+While first-class requests decode, the number of others in the batch keeps a step within the goal of the first
+class (`itl_s`): one more after every four short steps, a quarter fewer after a long one. Prompts share time:
+the others run up a debt, and get no more until the first class has had its time, by `share`. Time that they
+had while alone counts too, up to `MOST_ALONE_S`.
 """
 
 from __future__ import annotations
@@ -80,5 +79,4 @@ class StepShare:
 
     @staticmethod
     def _least(contest: Contest) -> int:
-        """Return the guaranteed number of requests, at least one."""
         return max(1, math.ceil(contest.first_rows * contest.share / (1 - contest.share)))

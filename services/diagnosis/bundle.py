@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,10 +42,7 @@ def write(settings: Settings, out: Path, log_dir: str) -> list[str]:
     hider = Hider.of(settings)
     root = out.name.removesuffix(".gz").removesuffix(".tar")
     names = []
-    with (
-        _private(out) as file,
-        tarfile.open(fileobj=file, mode="w:gz") as archive,
-    ):
+    with _private(out) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, text in asyncio.run(_gathered(settings, log_dir)).items():
             data = hider.hide(text).encode()
             entry = tarfile.TarInfo(f"{root}/{hider.hide(name)}")
@@ -77,7 +74,10 @@ async def _gathered(settings: Settings, log_dir: str) -> dict[str, str]:
 async def _parts(settings: Settings, log_dir: str) -> AsyncIterator[tuple[str, str]]:
     yield "versions.json", json.dumps(machine.versions(), indent=2)
     yield "configuration.yaml", yaml.safe_dump(masked(settings), sort_keys=False)
-    yield "variables.txt", "\n".join(_variables())
+    yield (
+        "variables.txt",
+        "\n".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_SHOWN)),
+    )
     # This also gives the process an operator's identity for the calls below: a token may work only once.
     findings = [one.as_json() async for one in examine(settings)]
     yield "doctor.json", json.dumps(findings, indent=2)
@@ -89,10 +89,6 @@ async def _parts(settings: Settings, log_dir: str) -> AsyncIterator[tuple[str, s
     for path in _logs(log_dir):
         yield f"logs/{path.name}", _end(path)
     yield "environment.txt", _environment()
-
-
-def _variables() -> Iterator[str]:
-    return (f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_SHOWN))
 
 
 async def _described(settings: Settings) -> tuple[pb.Description | None, str]:

@@ -62,7 +62,6 @@ def _roots(mine: Credentials) -> Iterator[Finding]:
 
 
 def _shown(address: str, folder: Path, topic: str) -> Finding:
-    """Do a TLS handshake with a scheduler, and judge its certificate."""
     scheduler = About(AREA, f"scheduler at {address}")
     context = ssl.create_default_context(cafile=str(folder / ROOTS))
     context.load_cert_chain(folder / CHAIN, folder / KEY)

@@ -123,7 +123,6 @@ async def _inspect_all(client: SchedulerClient, names: Sequence[str]) -> Mapping
 
 
 def _versions(found: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
-    """Yield a finding for each program: one version everywhere, or which processes have which."""
     for program in dict.fromkeys(name for versions in found.values() for name in versions):
         about, cure = About("versions", program), "install one version everywhere"
         having: dict[str, list[str]] = {}
@@ -183,7 +182,6 @@ async def _trials(client: SchedulerClient, workers: Sequence[pb.WorkerStatus]) -
 async def _pair(
     client: SchedulerClient, source: pb.WorkerStatus, puller: pb.WorkerStatus
 ) -> AsyncIterator[Finding]:
-    """Try each transport that both have; shared memory only within one machine."""
     one, other = source.identity, puller.identity
     between = About("handoff", f"{one.worker_id} -> {other.worker_id}")
     sides = f"on {one.worker_id}", f"on {other.worker_id}"

@@ -108,7 +108,6 @@ def _weights(settings: Settings) -> int:
 
 
 def _configured(settings: Settings) -> Iterator[tuple[str, str, int]]:
-    """Yield the setting, host and port of each configured port."""
     yield "router.port", settings.router.host, settings.router.port
     for one in settings.scheduler.address.split(","):
         yield "scheduler.address", *addresses.split(one)
@@ -122,7 +121,6 @@ def _configured(settings: Settings) -> Iterator[tuple[str, str, int]]:
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:
-    """Yield whether each configured port of this machine is free, or which process has it."""
     for key, host, port in _configured(settings):
         if not port:
             continue
@@ -172,7 +170,7 @@ def _is_baton(command: Sequence[str]) -> bool:
 def _proxies() -> Iterator[Finding]:
     if names := plain_http.proxy_variables():
         yield About("proxy", HERE).ok(
-            f"{', '.join(names)} set: only used for Hugging Face; Baton's parts connect directly",
+            f"{', '.join(names)} set: only used for Hugging Face; Baton's parts connect directly"
         )
 
 

@@ -57,7 +57,6 @@ class Hider:
 
 
 def _forms(secret: str) -> set[str]:
-    """Return a secret as it appears in plain text, in a URL and in JSON."""
     return {secret, quote(secret, safe=""), quote(secret), unquote(secret), json.dumps(secret)[1:-1]}
 
 
@@ -95,7 +94,6 @@ def _of_url(url: str) -> Iterator[str]:
 
 
 def _in_files(settings: Settings) -> Iterator[str]:
-    """Yield secrets from files that the settings name and that can be read."""
     with contextlib.suppress(BatonError):
         yield from credentials.api_keys(settings.router)
     with contextlib.suppress(BatonError):
@@ -110,7 +108,6 @@ def _in_files(settings: Settings) -> Iterator[str]:
 
 
 def _in_environment(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield the values of variables whose names suggest a secret, and passwords in URLs."""
     for name, value in environment.items():
         if _NAMES.search(name) and not value.startswith("/"):  # a path is not a secret
             yield value

@@ -11,7 +11,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from baton.errors import BatonError
-from baton.redis_errors import elsewhere
+from baton.redis_errors import elsewhere, hide_password
 from baton.redis_link import hang_up
 from baton.redis_url import FORM, without_password
 from baton.scheduler.store.redis import RedisStore
@@ -56,7 +56,6 @@ async def findings(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _look(about: About, url: str, topic: str, password: str) -> AsyncIterator[Finding]:
-    """Check the server's latency, role and eviction policy."""
     key = about.subject
     try:
         client = connect(url, topic, TIMEOUT_S, password)
@@ -83,9 +82,9 @@ async def _look(about: About, url: str, topic: str, password: str) -> AsyncItera
             yield about.ok(what)
         yield await _policy(about, client)
     except (RedisError, OSError, TimeoutError) as error:
-        text = _hidden(str(error) or type(error).__name__, client)
+        text = hide_password(client, str(error) or type(error).__name__)
         if words := elsewhere(error, where, key):
-            what, _, cure = _hidden(words, client).partition(": ")
+            what, _, cure = hide_password(client, words).partition(": ")
             yield about.wrong(f"{where} {what}", cure or "see its log")
             return
         cure = f"check that it is up, {key}, its password, and its ACL (docs/security.md lists what it needs)"
@@ -108,7 +107,6 @@ async def _policy(about: About, client: Any) -> Finding:
 
 
 async def _store(about: About, settings: Settings, password: str) -> Finding:
-    """Run the scheduler's scripts as its user."""
     own = settings.scheduler
     try:
         store = RedisStore(own.store, own.topic, password)
@@ -141,16 +139,9 @@ def _mode(hello: dict[str, Any]) -> str:
 
 
 def _pairs(reply: Any) -> dict[str, Any]:
-    """Return HELLO's reply, which is a mapping in protocol 3 and a flat list in 2."""
     items = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
     return {_text(name): _text(value) for name, value in items}
 
 
 def _text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _hidden(text: str, client: Any) -> str:
-    """Mask the password: a server's error may repeat a command's arguments."""
-    password = client.connection_pool.connection_kwargs.get("password")
-    return text.replace(password, "***") if password else text

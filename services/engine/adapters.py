@@ -39,8 +39,6 @@ Shape = list[int]
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """An adapter's files."""
-
     name: str
     path: str
     fingerprint: str  # hex digest of the files and of the settings that change their meaning
@@ -64,10 +62,7 @@ def read_adapters(engine: EngineSettings) -> tuple[AdapterFiles, ...]:
 
 
 def lora_args(engine: EngineSettings) -> dict[str, Any]:
-    """Return vLLM's engine arguments for the adapters. Raises ConfigError.
-
-    There is room to keep all adapters loaded, so none is read from its folder while requests run.
-    """
+    """Return vLLM's engine arguments, with room to keep all adapters loaded. Raises ConfigError."""
     settings = engine.lora
     if settings is None:
         return {}
@@ -120,11 +115,7 @@ def _check(engine: EngineSettings, name: str, path: Path, matrices: Mapping[str,
 
 
 def _other_model(matrices: Mapping[str, Shape], weights: Path) -> str:
-    """Describe how an adapter's modules differ from the model's; "" if they match, or if that is unknown.
-
-    Modules are compared if the model has plain matrices of the same names. Models from a hub, quantized
-    weights and modules that vLLM renames are left to vLLM.
-    """
+    """Describe how an adapter's modules differ from the model's plain matrices; "" if unknown."""
     if not matrices or weights.suffix != ".safetensors":
         return ""
     layers = {found[0] for name in matrices if (found := _LAYER.match(name))}
@@ -159,7 +150,6 @@ def _weights_of(path: Path) -> Path | None:
 
 
 def _fingerprint(path: Path, meaning: Mapping[str, Any]) -> str:
-    """Return a hex digest of every byte of an adapter that vLLM reads. Raises OSError."""
     weights = _weights_of(path)
     digest = hashlib.sha256(json.dumps(meaning, sort_keys=True, default=str).encode())
     for file in filter(None, (path / _CONFIG, weights)):

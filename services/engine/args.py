@@ -41,10 +41,7 @@ _OURS = {
 }
 # Ways to split a model that a handoff cannot serve. If each rank keeps every other token, skipping known
 # blocks would skip the wrong ones, and all digests would be right.
-_UNSERVED = (
-    "decode_context_parallel_size",
-    "prefill_context_parallel_size",
-)
+_UNSERVED = ("decode_context_parallel_size", "prefill_context_parallel_size")
 # Engines find each other (services/gang), and more engines are more workers.
 _MORE_WORKERS = ("data_parallel_", "elastic_ep_")
 _PLACES = ("node_rank", "master_addr", "master_port", "enable_elastic_ep")
@@ -68,11 +65,7 @@ _LIMITS = {"audio": 0, "video": 0}  # items of a prompt
 
 
 def engine_args(settings: EngineSettings) -> dict[str, Any]:
-    """Return AsyncEngineArgs' keyword arguments for this deployment.
-
-    Raises ConfigError for a missing model folder or an argument that vLLM does not have, and StartError if
-    vLLM finds no device.
-    """
+    """Return AsyncEngineArgs' keyword arguments. Raises ConfigError, StartError without a device."""
     check_model(settings)
     _check_device()
     args: dict[str, Any] = {
@@ -85,7 +78,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "pipeline_parallel_size": settings.pipeline_parallel_size,
         "enable_prefix_caching": settings.enable_prefix_caching,
         "served_model_name": [served_model_name(settings)],
-        **_modalities(settings),
+        # without images the other parts are not even loaded
+        **({"limit_mm_per_prompt": _LIMITS} if settings.images else {"language_model_only": True}),
     }
     optional = {
         "max_model_len": settings.max_model_len,
@@ -101,11 +95,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 
 
 def check_model(settings: EngineSettings) -> None:
-    """Check, before anything slow, the model's and its adapters' folders, engine.extra and vLLM's variables.
-
-    Raises ConfigError for a missing folder, for a key of engine.extra that Baton sets itself or cannot serve,
-    and for a variable that turns an engine into one rank of several or undoes the isolation of clients.
-    """
+    """Check quickly the folders, engine.extra and vLLM's variables. Raises ConfigError."""
     refuse_variables()
     for name in sorted(os.environ):
         if name.startswith(_VARIABLES):
@@ -205,13 +195,6 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _modalities(settings: EngineSettings) -> dict[str, Any]:
-    """Return the arguments that choose a model's modalities: text and images, not audio or video."""
-    if not settings.images:
-        return {"language_model_only": True}  # the other parts are not even loaded
-    return {"limit_mm_per_prompt": _LIMITS}
-
-
 def _reasoning(settings: EngineSettings) -> dict[str, Any]:
     """Return the reasoning arguments. The parser's plug-in must be loaded before vLLM's configuration."""
     if plugin := settings.extra.get("reasoning_parser_plugin"):
@@ -258,7 +241,6 @@ def _checked_extra(extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def largest_image(model_config: Any) -> int:
-    """Return how many tokens the largest image takes."""
     from vllm.multimodal import MULTIMODAL_REGISTRY
     from vllm.multimodal.encoder_budget import get_mm_max_toks_per_item
 

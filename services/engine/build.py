@@ -41,7 +41,7 @@ CPU_KV_CACHE_GIB = 1.0
 # several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
-_NOT_ON_CPU = ("enable_eplb", "enable_dbo")
+_NOT_ON_CPU = ("enable_eplb", "enable_dbo")  # accepted by vLLM's CPU build, but kill a rank at a request
 
 
 def parse_cores(cpu: str) -> list[int]:
@@ -76,8 +76,6 @@ def cores_of_ranks(cpu: str, ranks: int) -> str:
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """An engine to be loaded."""
-
     settings: Settings
     worker_id: str
     fingerprint: str  # fingerprint of the model's files
@@ -99,9 +97,7 @@ def build_config(plan: EnginePlan) -> Any:
     if settings.engine.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(settings.engine.kv_cache_gib * _GIB)
     if current_platform.is_cpu():
-        _check_on_cpu(args)
-        _cpu_arguments(args)
-        _cpu_environment(settings)
+        _set_up_cpu(args, settings)
     elif "kv_cache_memory_bytes" in args:
         _gpu_arguments(args, current_platform.get_device_total_memory())
     args.setdefault("use_tqdm_on_load", False)
@@ -115,7 +111,9 @@ def build_config(plan: EnginePlan) -> Any:
     args["mm_processor_cache_gb"] = 0  # the router prepares images
     model_config = AsyncEngineArgs(**args).create_model_config()  # takes 0.02 s
     if current_platform.is_cpu():
-        _add_cpu_blocks(args, model_config)
+        if model_config.use_mla:
+            cpu_mla.add_arguments(args, model_config)
+        args.setdefault("block_size", CPU_BLOCK_SIZE)
     if plan.encodes:
         _add_encoding(args, plan, model_config)
     elif takes_images(model_config):
@@ -142,23 +140,8 @@ def build_config(plan: EnginePlan) -> Any:
     return config
 
 
-def _cpu_environment(settings: Settings) -> None:
-    """Set the variables by which libraries learn about memory and cores."""
-    # By default oneDNN keeps compiled code for the last 1,024 shapes, 170 KiB each, in addition to what
-    # vLLM keeps per layer. It grows for hours, by 170 MiB with the demo model, and speeds nothing up.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-    engine = settings.engine
-    if engine.ranks == 1:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    else:
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(settings.worker.cpu, engine.local_ranks)
-
-
 def _refuse_embeddings(config: Any) -> None:
-    """Undo what vLLM assumes of a KV connector: that clients may send embeddings of modalities with limit 0.
-
-    It would reserve room for the largest of them.
-    """
+    """Reserve no room for embeddings that clients may send: vLLM assumes them of a KV connector."""
     if (modalities := config.model_config.multimodal_config) is not None:
         modalities.enable_mm_embeds = modalities.allow_missing_mm_embeddings = False
 
@@ -176,7 +159,6 @@ def _transfer_config(plan: EnginePlan) -> Any:
 
 
 def _connector_config(plan: EnginePlan) -> dict[str, Any]:
-    """Return the fields of HandoffConfig."""
     handoff = plan.settings.handoff
     return {
         **handoff.model_dump(exclude={"enabled"}),
@@ -192,7 +174,6 @@ def _connector_config(plan: EnginePlan) -> dict[str, Any]:
 
 
 def _add_encoding(args: dict[str, Any], plan: EnginePlan, model_config: Any) -> None:
-    """Have the engine compute only images. Raises ConfigError for a model that takes none."""
     from vllm.config import SchedulerConfig
 
     if not takes_images(model_config):
@@ -208,11 +189,7 @@ def _add_encoding(args: dict[str, Any], plan: EnginePlan, model_config: Any) -> 
 
 
 def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
-    """Add vLLM's speculative_config, and our own settings for every rank.
-
-    They are the same for every role, because roles change. patches/draft_length.py decides how much is
-    drafted, and when.
-    """
+    """Add vLLM's speculative_config and our settings, the same for every role, because roles change."""
     spec, method = plan.settings.engine.speculative_config, validation.check(plan.settings.engine)
     if spec is None or method is None:
         return
@@ -232,7 +209,6 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
 
 
 def _add_fair_share(args: dict[str, Any], plan: EnginePlan, *, on_cpu: bool) -> None:
-    """Schedule requests by priority, and give each prompt a share of a step, unless engine.extra differs."""
     spec = plan.settings.engine.speculative_config
     if on_cpu:
         step = fair_share.step_tokens(plan.settings.engine.max_num_seqs, spec.limit if spec else 0)
@@ -250,7 +226,6 @@ def measures_share(plan: EnginePlan) -> bool:
 
 
 def _drafter_fingerprint(engine: EngineSettings) -> str:
-    """Return the fingerprint of a draft model that keeps KV, or ""."""
     spec, method = engine.speculative_config, validation.check(engine)
     if spec is None or method is None or not method.keeps_kv or not spec.model:
         return ""
@@ -275,7 +250,6 @@ def _check_verification(config: Any) -> None:
 
 
 def _check_stages(config: Any, engine: EngineSettings) -> None:
-    """Refuse drafting in a pipeline that vLLM cannot do, or that cannot be timed."""
     spec, stages = engine.speculative_config, engine.pipeline_parallel_size
     if spec is None or stages == 1:
         return
@@ -304,22 +278,12 @@ def image_connector(role: str = "ec_both", config: dict[str, Any] | None = None)
     )
 
 
-def _add_cpu_blocks(args: dict[str, Any], model_config: Any) -> None:
-    if model_config.use_mla:
-        cpu_mla.add_arguments(args, model_config)
-    args.setdefault("block_size", CPU_BLOCK_SIZE)
-
-
-def _check_on_cpu(args: dict[str, Any]) -> None:
-    """Refuse arguments that vLLM's CPU build accepts but that kill a rank at its first request."""
+def _set_up_cpu(args: dict[str, Any], settings: Settings) -> None:
     for name in _NOT_ON_CPU:
         if args.get(name):
             raise ConfigError(
                 f"engine.extra.{name} (value {args[name]!r}): vLLM's CPU build cannot do that; leave it out"
             )
-
-
-def _cpu_arguments(args: dict[str, Any]) -> None:
     args.setdefault("kv_cache_memory_bytes", int(CPU_KV_CACHE_GIB * _GIB))
     args.setdefault("gpu_memory_utilization", CPU_MEMORY_UTILIZATION)
     # Compiled, an 80 M model generated 3 to 13 % faster, but started in 42 s instead of 9 (one core,
@@ -327,13 +291,18 @@ def _cpu_arguments(args: dict[str, Any]) -> None:
     args.setdefault("enforce_eager", True)
     # The KV cache's size is given, so nothing depends on an encoder run at start, which takes seconds.
     args.setdefault("skip_mm_profiling", True)
+    # By default oneDNN keeps compiled code for the last 1,024 shapes, 170 KiB each, in addition to what
+    # vLLM keeps per layer. It grows for hours, by 170 MiB with the demo model, and speeds nothing up.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    engine = settings.engine
+    if engine.ranks == 1:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    else:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(settings.worker.cpu, engine.local_ranks)
 
 
 def _gpu_arguments(args: dict[str, Any], total: int) -> None:
-    """Make vLLM check for room for the given KV cache at start, not for nine tenths of the GPU.
-
-    Then several workers fit on one GPU. total: bytes of its memory.
-    """
+    """Check for room for the given KV cache, not for nine tenths of a GPU. total: bytes of its memory."""
     if cache := args.get("kv_cache_memory_bytes"):
         args.setdefault("gpu_memory_utilization", min(1.0, int(cache) / total))
 
@@ -399,7 +368,6 @@ def _check_plugin() -> None:
 
 
 def _load_adapters(engine: Any, adapters: Sequence[AdapterFiles]) -> None:
-    """Have every rank load the adapters. Raises StartError with vLLM's reason."""
     from vllm.lora.request import LoRARequest
 
     for number, adapter in enumerate(adapters, start=1):

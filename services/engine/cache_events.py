@@ -1,13 +1,9 @@
 """Report which blocks an engine's prefix cache gains and loses, by the scheduler's names for blocks.
 
-In each step vLLM's scheduler passes the events of its block pool to its publisher, in the engine's thread.
-That publisher is an object of this module, which forwards the events to the publisher of engine.extra, if
-any.
-
-An engine may hold two copies of a block, if two requests computed it at the same time; it is evicted when
-both copies are. If layers keep different tokens, the pool has a group for each kind. Only the first group
-that attends to all tokens counts, because it has a block for everything that a prompt can match. If there are
-other groups, the report is an upper bound of what a prompt can match.
+In each step vLLM's scheduler passes its block pool's events to its publisher, an object of this module, which
+forwards them to the publisher of engine.extra, if any. A block that the engine holds twice is evicted when
+both copies are. Of several groups of layers only the first that attends to all tokens counts, so the report
+is then an upper bound of what a prompt can match.
 """
 
 from __future__ import annotations
@@ -85,7 +81,6 @@ class CacheEvents:
         self._touched: dict[int, int] = {}  # hash -> depth of the blocks that changed since the last `take`
 
     def take(self) -> Change | None:
-        """Return the changes since the last call, or None."""
         if not self._touched and not self._cleared:
             return None
         blocks, touched = self._blocks, self._touched.items()

@@ -12,10 +12,7 @@ from baton.services.decode.acceptance import DraftCounts
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of prompt tokens, drafts, output tokens and time.
-
-    Lookups are counted when their request is admitted, as in vLLM.
-    """
+    """Counts of an engine's work. As in vLLM, lookups count when their request is admitted."""
 
     prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0

@@ -36,7 +36,6 @@ class GroupedPunica(PunicaWrapperCPU):
         self._counts = (0, 0)  # numbers of tokens and of sampled tokens
 
     def update_metadata(self, *args: Any, **kwargs: Any) -> None:
-        """Set the adapter of each token and each sampled token of the next step."""
         super().update_metadata(*args, **kwargs)
         tokens, sampled = self.token_lora_indices, self.sampler_indices
         self._tokens, self._sampled = rows_of(tokens), rows_of(sampled)
@@ -51,7 +50,6 @@ class GroupedPunica(PunicaWrapperCPU):
         scale: float,
         **kwargs: Any,
     ) -> None:
-        """Add the products of the LM head's adapters to the logits `y`."""
         del kwargs
         if len(x) != self._counts[1]:
             return

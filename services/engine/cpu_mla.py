@@ -16,10 +16,7 @@ _BLOCK_SIZES = {_ANY_CPU: 16, _AMX: 32}  # tokens; AMX_MLA also takes multiples
 
 
 def add_arguments(args: dict[str, Any], model_config: Any) -> None:
-    """Add the back end and its block size, for a model with MLA and for its drafter.
-
-    Raises ConfigError for a back end that this machine or dtype cannot use.
-    """
+    """Add the back end and its block size. Raises ConfigError for a back end that cannot be used here."""
     asked = args.get("attention_backend") or dict(args.get("attention_config") or {}).get("backend")
     backend = str(asked or _ANY_CPU).upper()
     if backend not in _BLOCK_SIZES:

@@ -1,14 +1,12 @@
 """Make an engine one rank of a gang: vLLM's data parallelism, without its coordinator and front end.
 
-Each rank is the only engine of its process, as with vLLM's external load balancing. The ranks' torch world
-spans all of them, so they meet while they load. A second group lets them agree on whether any has work
-(lockstep.py). An engine on several machines (vLLM's nnodes) is a gang, too: of the engine, and of the ranks
-on each further machine (limb.py).
+Each rank is the only engine of its process. The ranks' torch world spans all of them, so they meet while they
+load; a second group lets them agree on whether any has work (lockstep.py). An engine on several machines
+(vLLM's nnodes) is a gang, too: of the engine, and of the ranks on each further machine (limb.py).
 
 Leans on: vllm.config.ParallelConfig.{data_parallel_rank_local, _coord_store_port, stateless_init_dp_group,
 has_unfinished_dp, nnodes, node_rank, master_addr, master_port}, vllm.distributed.utils.create_tcp_store,
-VLLM_HOST_IP, at which vLLM's queues listen; and torch's TORCHELASTIC_USE_AGENT_STORE, with which rank 0 does
-not serve the store itself.
+VLLM_HOST_IP, at which vLLM's queues listen, and torch's TORCHELASTIC_USE_AGENT_STORE.
 """
 
 from __future__ import annotations
@@ -93,10 +91,7 @@ def network_of(own_host: str) -> str:
 
 
 def _choose_network(settings: EngineSettings, mine: GangRank) -> None:
-    """Let ranks listen at this machine's address in the gang, unless variables say otherwise.
-
-    By default gloo takes the address of the machine's name, and NCCL the first network.
-    """
+    """Let ranks listen at this machine's address in the gang, unless variables say otherwise."""
     interface = network_of(mine.own_host)
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, interface)

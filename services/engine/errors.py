@@ -1,11 +1,10 @@
 """Errors of a running engine.
 
 ServiceError
-└── EngineError
-    ├── EngineFailed       the engine broke while it ran, and the process ends
-    │   ├── RankLost       one of the engine's processes has ended
-    │   └── SiblingLost    another worker of its gang has ended
-    └── RequestRefused     a Start is refused, with a code of the protocol's Failed
+├── EngineFailed       the engine broke while it ran, and the process ends
+│   ├── RankLost       one of the engine's processes has ended
+│   └── SiblingLost    another worker of its gang has ended
+└── RequestRefused     a Start is refused, with a code of the protocol's Failed
 """
 
 from __future__ import annotations
@@ -16,11 +15,7 @@ from baton.protos.worker_pb2 import Failed
 from baton.services.errors import ServiceError
 
 
-class EngineError(ServiceError):
-    """The engine cannot do what a worker needs."""
-
-
-class EngineFailed(EngineError):
+class EngineFailed(ServiceError):
     """The engine failed while it ran. Its requests are lost, and the router restarts them elsewhere."""
 
 
@@ -32,7 +27,7 @@ class SiblingLost(EngineFailed):
     """Another worker of the gang has ended, so this engine cannot compute."""
 
 
-class RequestRefused(EngineError):
+class RequestRefused(ServiceError):
     """A request is refused. `code` tells the router what to do with it."""
 
     def __init__(self, code: Failed.Code, message: str, images: Sequence[str] = ()) -> None:

@@ -1,12 +1,9 @@
 """Compute SHA-256 of large files, and keep each digest so that a file is read only once.
 
-Digests are kept in a folder of the current user. An entry is found by the file's device and inode, and is
-valid while the file's size and times are the same to the nanosecond. Of these the time of the last change
-(ctime) cannot be set back, unlike the time of the last write. A folder or entry that other users may write is
-not trusted. Files in a Hugging Face cache are not read, because their links lead to blobs named by this
-digest.
-
-When processes start together, like the workers of one machine, one of them hashes a file and the others wait.
+An entry, in a folder that only its user can write, is found by the file's device and inode, and valid while
+its size and times are the same; of these ctime cannot be set back. Files in a Hugging Face cache are not
+read: their links lead to blobs named by this digest. Of processes that start together, one hashes and the
+others wait.
 """
 
 from __future__ import annotations
@@ -106,7 +103,6 @@ class _Store:
 
     @classmethod
     def open(cls) -> _Store | None:
-        """Return the user's store; if it cannot be used, log why and return None."""
         try:
             base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
             folder = Path(base) / FOLDER
@@ -119,7 +115,6 @@ class _Store:
         return cls(folder)
 
     def find(self, seen: os.stat_result) -> str:
-        """Return the digest of a file in this state, or "" if unknown."""
         try:
             entry = os.open(self._entry(seen), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:

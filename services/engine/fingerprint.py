@@ -45,10 +45,7 @@ def model_fingerprint(
 
 
 def processor_fingerprint(model: str, settings: Sequence[Any]) -> str:
-    """Return a hex digest of what decides how images are prepared: a folder's settings, or a hub's name.
-
-    settings: vLLM's own. Raises OSError if a file cannot be read.
-    """
+    """Return a hex digest of what decides how images are prepared. Raises OSError. settings: vLLM's own."""
     folder = expanded(model, "engine.model")
     digest = _settings(folder) if folder.is_dir() else hashlib.sha256(model.encode())
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())

@@ -1,8 +1,9 @@
 """Run one EngineCore and the thread that steps it.
 
 The thread loads the engine, handles messages between steps, steps while there is work and otherwise blocks.
-It passes the results of a step to the asyncio loop in one call. Only this thread uses the engine; the public
-methods of EngineHost may be called from the loop's thread.
+It passes the results of a step to the asyncio loop in one call. Only this thread uses the engine, except
+that a load is begun from the loop's thread, so that it does not wait for a step. The public methods of
+EngineHost may be called from the loop's thread.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from baton.handoff.reports import Staged
 from baton.handoff.save import sizing
 from baton.handoff.save.shelf import Shelf
 from baton.handoff.vllm import ec_connector
+from baton.handoff.vllm.scheduler_side import SchedulerSide
 from baton.protos.handoff_pb2 import Manifest, TrialReply
 from baton.protos.scheduler_pb2 import BlockHashing
 from baton.protos.worker_pb2 import Failed
@@ -74,6 +76,7 @@ class EngineHost:
         self._listener: Listener | None = None
         self._engine: Any = None
         self._connector: Any = None
+        self._handoffs: SchedulerSide | None = None  # the connector's
         self._grammars: EngineGrammars | None = None
         self._woken = False  # whether the end of a load sends a message
         self._steps_left = 1  # steps to try before it waits for a message
@@ -91,10 +94,7 @@ class EngineHost:
         self._unseen: set[str] = set()  # requests without any output yet
 
     async def load(
-        self,
-        listener: Listener,
-        gang: GangRank | None = None,
-        ring: Callable[[int], None] | None = None,
+        self, listener: Listener, gang: GangRank | None = None, ring: Callable[[int], None] | None = None
     ) -> EngineInfo:
         """Start the thread and load the engine. Raises StartError or ConfigError.
 
@@ -107,7 +107,6 @@ class EngineHost:
         return await asyncio.wrap_future(self._loaded)
 
     def submit(self, request: Any) -> None:
-        """Queue a prepared request."""
         self._messages.put(lambda: self._add(request))
 
     def begin_load(self, internal_id: str, epoch: int, manifest: Manifest) -> None:
@@ -119,10 +118,7 @@ class EngineHost:
     def resume(
         self, internal_id: str, epoch: int, manifest: Manifest, give_tokens: Callable[[], None]
     ) -> None:
-        """Continue a waiting request whose prompt is complete at its source.
-
-        Its KV is pulled at once. The engine's thread calls `give_tokens`.
-        """
+        """Continue a waiting request whose prompt is complete; the engine's thread calls `give_tokens`."""
         if self._connector is not None:
             self._connector.begin_now(internal_id, epoch, manifest)
         self._messages.put(lambda: self._resume(internal_id, epoch, manifest, give_tokens))
@@ -132,14 +128,10 @@ class EngineHost:
         self._messages.put(lambda: self._abort(internal_ids))
 
     def rung(self, wave: int) -> None:
-        """Note that another engine of the gang has work in a wave."""
         self._messages.put(lambda: self._rung(wave))
 
     def stop(self) -> bool:
-        """Finish the current step, or wave of a gang, and shut the engine down.
-
-        Return whether that took less than 10 s.
-        """
+        """Finish the step, or wave of a gang, and shut down. Return whether that took less than 10 s."""
         if self._thread.ident is None:
             return True
         self._messages.put(None)
@@ -166,57 +158,50 @@ class EngineHost:
 
     @property
     def block_hasher(self) -> Any:
-        """The function that hashes a request's blocks for the prefix cache, or None."""
         return self._engine.request_block_hasher
 
     @property
     def compatibility_hash(self) -> str:
         """Hex digest of everything that KV depends on; both ends must agree. Empty without handoffs."""
-        return str(self._connector.compatibility_hash) if self._connector is not None else ""
+        return self._handoffs.compatibility_hash if self._handoffs is not None else ""
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """The facts that the compatibility hash covers, in words."""
-        return dict(self._connector.facts) if self._connector is not None else {}
+        return self._handoffs.facts if self._handoffs is not None else {}
 
     @property
     def hashing(self) -> BlockHashing | None:
-        """The naming of the reported blocks, or None if the engine reports none."""
         return self._cache_events.hashing if self._cache_events is not None else None
 
     @property
     def reports_blocks(self) -> bool:
-        """Whether it reports what it has cached: KV blocks, or images' embeddings."""
         return self._cache_events is not None or self.shelf is not None
 
     def embedding_puller(self) -> EmbeddingPuller:
-        """Return what pulls embeddings for this engine's model, which takes images."""
         plan, form = self._plan, ec_connector.form_of(self._engine.vllm_config, self._plan.fingerprint)
         room = sizing.embeddings_bytes(plan.settings.handoff.embeddings_mib)
         return EmbeddingPuller(plan.worker_id, form, plan.settings.handoff.transports, room)
 
     def staged(self, timeout_s: float) -> Staged | None:
         """Return what waits to be pulled, or None if a rank does not answer in time. Blocks."""
-        if self._connector is None:
+        if self._handoffs is None:
             return self.shelf.staged() if self.shelf is not None else Staged()
         try:
-            staged: Staged = self._connector.staged(timeout_s)
+            return self._handoffs.staged(timeout_s)
         except HandoffError as error:
             logger.warning("%s", error)
             return None
-        return staged
 
     @property
     def kv_addresses(self) -> list[str]:
         """Addresses of the ranks' Handoff services, as other machines dial them."""
-        return list(self._connector.published_addresses) if self._connector is not None else []
+        return self._handoffs.published_addresses if self._handoffs is not None else []
 
     def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
         """Have the ranks pull test payloads from another worker's ranks. Blocks."""
-        if self._connector is None:
+        if (side := self._handoffs) is None:
             return TrialReply(problem="this worker hands no KV over")
-        reply: TrialReply = self._connector.try_handoff(sources, transport, size, timeout_s)
-        return reply
+        return side.client.try_handoff(side.addresses, sources, transport, size, timeout_s)
 
     def _run(self) -> None:
         try:
@@ -225,6 +210,7 @@ class EngineHost:
             self.shelf = ec_connector.shelf_of(self._engine.vllm_config)
             self._grammars = EngineGrammars(self._engine.structured_output_manager)
             if self._connector is not None:
+                self._handoffs = self._connector.scheduler_side
                 self._woken = self._connector.wake_on_loads(lambda: self._messages.put(lambda: None))
             spec = self._plan.settings.engine.speculative_config
             self._draft_length = draft_length.install(self._engine, spec)
@@ -286,14 +272,13 @@ class EngineHost:
             self._lockstep.finish_wave()
 
     def _next_poll_s(self, poll_s: float) -> float:
-        """Return how long to wait for a message before the next step, after a step without tokens."""
         unfinished = self._engine.scheduler.get_num_unfinished_requests()
         return _POLL_WOKEN_S if unfinished and self._waits else min(poll_s * _POLL_GROWTH, _POLL_MOST_S)
 
     @property
     def _waits(self) -> bool:
         """Whether there is nothing to compute until a message arrives: every request waits for a load."""
-        loads = self._connector.idle_loads(told=self._woken) if self._connector is not None else 0
+        loads = self._handoffs.idle_loads(told=self._woken) if self._handoffs is not None else 0
         return bool(loads >= self._engine.scheduler.get_num_unfinished_requests())
 
     def _rung(self, wave: int) -> bool:
@@ -307,10 +292,7 @@ class EngineHost:
             time.sleep(_SEND_S)
 
     def _take(self, block: bool, timeout: float | None, burst: int) -> bool:
-        """Run the pending messages; with `block`, wait for the first one. Return False to stop.
-
-        A message returns False if it needs no step.
-        """
+        """Run the pending messages; a message returns False if it needs no step. Return False to stop."""
         try:
             message = self._messages.get(block, timeout)
         except queue.Empty:
@@ -391,8 +373,8 @@ class EngineHost:
         if self._giving_way is not None:
             self._giving_way.observe(step.seconds)
             step.yielded = self._giving_way.take_counts()
-        if self._connector is not None:
-            reports = self._connector.take_reports()
+        if self._handoffs is not None:
+            reports = self._handoffs.take_reports()
             step.begun, step.saved, step.loaded = reports.begun, reports.saved, reports.loaded
         if self._cache_events is not None:
             step.blocks = self._cache_events.take()
@@ -406,10 +388,7 @@ class EngineHost:
         return step
 
     def _recover(self, error: Exception, step: EngineStep) -> None:
-        """Drop the requests of a step that raised `error`. Raises it if the engine cannot recover.
-
-        In a gang it cannot, because the others wait for the rest of this step's forward.
-        """
+        """Drop a failed step's requests. Raises `error` in a gang, where others wait, or if that fails."""
         if self._failed_step is None or self._lockstep is not None:
             raise error
         step.failed = self._failed_step.recover(error)
@@ -419,7 +398,6 @@ class EngineHost:
             self._giving_way.step_failed()
 
     def _holding(self) -> set[str] | None:
-        """Return the requests that ran when the engine failed, or None if unknown."""
         try:
             return self._failed_step.holding() if self._failed_step is not None else None
         except Exception as error:  # noqa: BLE001 (the engine may be in any state)

@@ -1,12 +1,10 @@
 """Images in requests for the engine: whole, or only their metadata, but never without data.
 
-A prepared image is large (6 MB per megapixel for Qwen2.5-VL); a worker that gets its prompt's KV needs only
-the metadata, some hundred bytes: its name, for the names of KV blocks, its place, and the fields from which
-positions are computed (M-RoPE). vLLM marks those fields `keep_on_cpu`. A feature without data would end the
-engine.
+A prepared image is large (6 MB per megapixel for Qwen2.5-VL). A worker that gets its prompt's KV needs only
+some hundred bytes: its name, its place, and the fields for positions (M-RoPE), which vLLM marks
+`keep_on_cpu`.
 
-Leans on: vllm.multimodal.inputs.{MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange}, a field's
-keep_on_cpu.
+Leans on: vllm.multimodal.inputs.{MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange}.
 """
 
 from __future__ import annotations
@@ -55,11 +53,7 @@ def problem(features: Sequence[Any], prompt: int) -> str:
 
 
 def whole(features: Sequence[Any], find: FindImage) -> tuple[list[Any], str]:
-    """Return the features with the images that have arrived, and the name of the first missing one, or "".
-
-    A feature whose embeddings have arrived stays as it is. An image whose metadata differ from the feature's
-    was prepared in another way: it counts as missing.
-    """
+    """Return the features with the images that have arrived, and the name of the first missing one, or ""."""
     found, missing = [], ""
     for feature in features:
         item = find(feature.identifier)

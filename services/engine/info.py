@@ -13,8 +13,6 @@ from baton.services.engine.step_checks import StepLimits
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """The size and limits of a loaded engine."""
-
     max_model_len: int  # tokens
     block_size: int  # tokens
     num_blocks: int  # blocks of `block_size` tokens of all layers
@@ -41,21 +39,10 @@ _NO_LIMIT = 1 << 20
 
 
 def info_of(engine: Any) -> EngineInfo:
-    """Return the size and limits of a loaded engine."""
-    config = engine.vllm_config
-    found = _info_of(engine)
-    if not config.is_mm_encoder_only:
-        return found
-    return replace(
-        found, encodes=True, block_size=found.max_model_len, num_blocks=_NO_LIMIT, free_blocks=_NO_LIMIT - 1
-    )
-
-
-def _info_of(engine: Any) -> EngineInfo:
     config = engine.vllm_config
     speculative = config.speculative_config
     share = _block_share(engine)
-    return EngineInfo(
+    found = EngineInfo(
         max_model_len=config.model_config.max_model_len,
         block_size=_block_size(config.cache_config),
         num_blocks=int((config.cache_config.num_gpu_blocks or 0) * share),
@@ -71,6 +58,10 @@ def _info_of(engine: Any) -> EngineInfo:
         images=takes_images(config.model_config),
         image_tokens=engine.scheduler.encoder_cache_manager.cache_size,
     )
+    if not config.is_mm_encoder_only:
+        return found
+    size, most = found.max_model_len, _NO_LIMIT
+    return replace(found, encodes=True, block_size=size, num_blocks=most, free_blocks=most - 1)
 
 
 def load_of(engine: Any, info: EngineInfo) -> EngineLoad:
@@ -99,12 +90,9 @@ def _block_share(engine: Any) -> float:
     cache, groups = engine.vllm_config.cache_config, engine.scheduler.kv_cache_config.kv_cache_groups
     if len(groups) < 2 or not cache.num_gpu_blocks:
         return 1.0
-    largest = max((group.kv_cache_spec.block_size for group in groups if _is_attention(group)), default=0)
+    from vllm.v1.kv_cache_interface import AttentionSpec  # a block of a state counts as a whole request
+
+    specs = (group.kv_cache_spec for group in groups)
+    largest = max((one.block_size for one in specs if isinstance(one, AttentionSpec)), default=0)
     held, ours = cache.kv_cache_size_tokens / cache.num_gpu_blocks, _block_size(cache)  # tokens per block
     return float(min(max(largest, ours), held) / ours)
-
-
-def _is_attention(group: Any) -> bool:
-    from vllm.v1.kv_cache_interface import AttentionSpec
-
-    return isinstance(group.kv_cache_spec, AttentionSpec)  # a block of a state counts as a whole request

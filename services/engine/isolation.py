@@ -30,7 +30,6 @@ REFUSED: Mapping[str, str] = {
 
 
 def is_set(name: str) -> bool:
-    """Return whether a boolean vLLM variable is on."""
     return os.environ.get(name, "").strip().lower() not in _OFF
 
 

@@ -16,10 +16,7 @@ from baton.services.engine.errors import EngineFailed, RankLost
 
 
 class LimbHost:
-    """The ranks of one machine. One per process.
-
-    failed: resolves with the error once a rank has died
-    """
+    """The ranks of one machine, one per process. `failed` resolves with the error once a rank has died."""
 
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan

@@ -1,15 +1,13 @@
 """Keep the engines of a gang in step: they compute one mixture of experts, so a forward needs all of them.
 
-Every engine takes the same number of turns. A turn is a step, or a dummy forward if the engine has nothing to
-compute. On the first turn and every `interval` turns after it, the engines agree whether any has work; if
-none has, all stop at that turn, which ends the wave. An engine that gets work while the gang stands still
-rings the others with the number of its wave.
+Every engine takes the same number of turns: steps, or dummy forwards if it has nothing to compute. On the
+first turn and every `interval` turns after it they agree whether any has work; if none has, all stop, which
+ends the wave. An engine that gets work while the gang stands still rings the others with the number of its
+wave.
 
-No ring is lost. An engine is in wave w only after the agreement that ended w - 1, to which every other engine
-has contributed, so each of them is in wave w or later when it handles the ring, between two of its turns. If
-it is in a later one, wave w has run with every engine in it, and with the work that rang.
-
-The idea is vLLM's (v1/engine/core.py, DPEngineCoreProc), which needs a coordinator to wake the engines.
+No ring is lost: an engine is in wave w only after the agreement that ended w - 1, to which all contributed,
+so the others are in wave w or later when they handle the ring. In a later one, wave w has run with all of
+them.
 """
 
 from __future__ import annotations
@@ -55,10 +53,7 @@ class Lockstep:
             self._ring(self.wave)
 
     def finish_turn(self, *, executed: bool, busy: bool) -> None:
-        """Complete a turn of a running gang.
-
-        executed: whether this engine computed a step in this turn. busy: whether it has more work.
-        """
+        """Complete a turn. executed: it computed a step in this turn; busy: this engine has more work."""
         if not executed:
             self._dummy()
             self.dummies += 1

@@ -33,13 +33,7 @@ def encode(outputs: Any, kept: Sequence[Any]) -> list[bytes]:
     return pieces
 
 
-def _is_too_large(output: Any) -> bool:
-    """Return whether an output's log-probabilities are too large for any reply."""
-    return _has_arrays(output) and size_of(output) > REPLY_BYTES
-
-
 def size_of(output: Any) -> int:
-    """Estimate how many bytes an output takes in a reply."""
     size = _PLAIN_BYTES + _TOKEN_BYTES * len(output.new_token_ids)
     for arrays in (output.new_logprobs, output.new_prompt_logprobs_tensors):
         if arrays is not None:
@@ -93,20 +87,19 @@ def drafts_of(prepared: Prepared | None) -> tuple[int, int]:
 
 
 def failure(output: Any, prepared: Prepared, *, loads: bool) -> tuple[Failed.Code, str] | None:
-    """Return the failure (code, text) that an output stands for; None if it is a normal output.
-
-    loads: whether the request's KV is still on its way
-    """
-    if _is_too_large(output):
+    """Return the failure that an output stands for, if any. loads: its KV is still on its way."""
+    if _has_arrays(output) and size_of(output) > REPLY_BYTES:
         return Failed.CODE_INVALID, (
             f"the log-probabilities of one step take {size_of(output) >> 20} MiB, and a message "
             f"has room for {REPLY_BYTES >> 20}: ask for fewer, or send a shorter prompt"
         )
-    if problem := _image_problem(output, prepared):
-        return Failed.CODE_MEDIA, problem
-    if loads and is_error(output):
+    if not is_error(output):
+        return None
+    if lost := getattr(prepared.request, IMAGE_LOST, ""):
+        return Failed.CODE_MEDIA, f"the image {lost} is needed again"
+    if loads:
         return Failed.CODE_HANDOFF, "the KV cache could not be loaded"
-    if problem := _grammar_problem(output, prepared):
+    if problem := problem_of(prepared.request):
         return Failed.CODE_INVALID, problem
     return None
 
@@ -114,17 +107,6 @@ def failure(output: Any, prepared: Prepared, *, loads: bool) -> tuple[Failed.Cod
 def is_error(output: Any) -> bool:
     """Return whether the engine gave up the request because its KV did not arrive or its grammar failed."""
     return bool(output.finish_reason == FinishReason.ERROR)
-
-
-def _image_problem(output: Any, prepared: Prepared) -> str:
-    """Return which image the engine lacked when it gave the request up with this output, or ""."""
-    lost = getattr(prepared.request, IMAGE_LOST, "")
-    return f"the image {lost} is needed again" if lost and is_error(output) else ""
-
-
-def _grammar_problem(output: Any, prepared: Prepared) -> str:
-    """Return why the grammar ended the request with this output, or "". Another worker would fail too."""
-    return problem_of(prepared.request) if is_error(output) else ""
 
 
 def end_of_prefill(
@@ -165,7 +147,6 @@ def end_of_prefill(
 
 
 def admitted(prepared: Prepared, loaded: reports.Loaded) -> worker_pb2.Admitted:
-    """Return the message that a handoff was loaded on this worker, with its costs."""
     return worker_pb2.Admitted(
         request_id=prepared.request_id,
         epoch=prepared.epoch,

@@ -12,10 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def lead_engine_processes() -> None:
-    """Make the processes that this one starts from now on end with it.
-
-    Spawned processes call `follow_engine_process` when they load plug-ins, forked ones at once.
-    """
+    """Make later processes end with this one: spawned ones when they load plug-ins, forked ones at once."""
     os.environ[_ENGINE_PID] = str(os.getpid())
     os.register_at_fork(after_in_child=follow_engine_process)
 
@@ -29,10 +26,16 @@ def follow_engine_process() -> None:
     leader = os.environ.get(_ENGINE_PID)
     if leader is None or int(leader) == os.getpid() or sys.platform != "linux":
         return
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if _ended(int(leader)):  # it died before prctl, so there will be no signal
-        os._exit(1)
+    die_with(int(leader))
+
+
+def die_with(process: int) -> None:
+    """End with the parent's thread that started this process; at once if `process` has already ended."""
+    if sys.platform == "linux":
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+        if _ended(process):  # it died before prctl, so there will be no signal
+            os._exit(1)
 
 
 def _ended(pid: int) -> bool:

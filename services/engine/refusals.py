@@ -6,7 +6,7 @@ A refusal whose wording is not in `_SAYINGS` is passed on, with the names of vLL
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from baton.errors import BatonError
 from baton.services.errors import one_line
@@ -28,92 +28,69 @@ _NAMES |= {name.replace("_", "-"): setting for name, setting in _NAMES.items()}
 _NAME = re.compile(rf"`?(?<![\w.])(?:--)?(?P<name>{'|'.join(map(re.escape, _NAMES))})(?![\w-])`?")
 
 # The most frequent refusals, from the user's side.
-_SAYINGS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
-    (
-        re.compile(
+_SAYINGS = {
+    re.compile(pattern): saying
+    for pattern, saying in (
+        (
             r"max_model_len \((?P<asked>\d+)\) is greater than the derived max_model_len "
-            r"\(max_position_embeddings=(?P<most>\d+)"
+            r"\(max_position_embeddings=(?P<most>\d+)",
+            "engine.max_model_len (value {asked}): the model takes at most {most} tokens; give "
+            "--max-model-len no more, or leave it out",
         ),
-        lambda m: (
-            f"engine.max_model_len (value {m['asked']}): the model takes at most {m['most']} tokens; "
-            "give --max-model-len no more, or leave it out"
-        ),
-    ),
-    (
-        re.compile(
+        (
             r"max seq len \((?P<tokens>\d+)\), \((?P<need>[\d.]+) GiB KV cache is needed"
-            r".*?maximum model length is (?P<fits>\d+)"
+            r".*?maximum model length is (?P<fits>\d+)",
+            "{tokens} tokens, the longest request, need {need} GiB of KV cache, and there is room for {fits}"
+            ": raise engine.kv_cache_gib (--kv-cache-gib), or lower engine.max_model_len (--max-model-len) "
+            "to {fits}",
         ),
-        lambda m: (
-            f"{m['tokens']} tokens, the longest request, need {m['need']} GiB of KV cache, and there is room "
-            f"for {m['fits']}: raise engine.kv_cache_gib (--kv-cache-gib), or lower engine.max_model_len "
-            f"(--max-model-len) to {m['fits']}"
-        ),
-    ),
-    (
-        re.compile(
+        (
             r"Available memory on node (?P<node>\d+) \((?P<free>[\d.]+)/[\d.]+ GiB\) on kv cache allocation "
-            r"is less than requested memory for kv \((?P<asked>[\d.]+) GiB\)"
+            r"is less than requested memory for kv \((?P<asked>[\d.]+) GiB\)",
+            "engine.kv_cache_gib (value {asked}): only {free} GiB of memory are free on node {node}; lower "
+            "--kv-cache-gib, or end what uses the memory",
         ),
-        lambda m: (
-            f"engine.kv_cache_gib (value {m['asked']}): only {m['free']} GiB of memory are free on node "
-            f"{m['node']}; lower --kv-cache-gib, or end what uses the memory"
-        ),
-    ),
-    (
-        re.compile(
+        (
             r"Free memory on device \S+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than "
-            r"desired GPU memory utilization \([\d.]+, (?P<asked>[\d.]+) GiB\)"
+            r"desired GPU memory utilization \([\d.]+, (?P<asked>[\d.]+) GiB\)",
+            "{asked} GiB of the GPU's memory are needed, and {free} of {total} GiB are free: lower "
+            "engine.kv_cache_gib (--kv-cache-gib), put fewer workers on this GPU (fleet.devices), or end "
+            "what else uses it",
         ),
-        lambda m: (
-            f"{m['asked']} GiB of the GPU's memory are needed, and {m['free']} of {m['total']} GiB are free: "
-            "lower engine.kv_cache_gib (--kv-cache-gib), put fewer workers on this GPU (fleet.devices), or "
-            "end what else uses it"
+        (
+            r"No common block size for (?P<size>\d+) \(.*?MultipleOf\((?P<of>\d+)\)",
+            "engine.extra.block_size (value {size}): set a multiple of {of}",
         ),
-    ),
-    (
-        re.compile(r"No common block size for (?P<size>\d+) \(.*?MultipleOf\((?P<of>\d+)\)"),
-        lambda m: f"engine.extra.block_size (value {m['size']}): set a multiple of {m['of']}",
-    ),
-    (
-        re.compile(
-            r"(?P<asked>torch\.\w+) is not supported for quantization method (?P<how>\w+)\. (?P<what>.*)"
+        (
+            r"torch\.(?P<asked>\w+) is not supported for quantization method (?P<how>\w+)\. (?P<what>.*)",
+            "the model is quantized as {how}, which does not go with engine.dtype (--dtype) {asked}. {what}",
         ),
-        lambda m: (
-            f"the model is quantized as {m['how']}, which does not go with engine.dtype (--dtype) "
-            f"{m['asked'].removeprefix('torch.')}. {m['what']}"
+        (
+            r"Cannot find any model weights with `(?P<folder>[^`]*)`",
+            "{folder} holds no weights (*.safetensors): complete it, or pass another --model",
         ),
-    ),
-    (
-        re.compile(r"Cannot find any model weights with `(?P<folder>[^`]*)`"),
-        lambda m: f"{m['folder']} holds no weights (*.safetensors): complete it, or pass another --model",
-    ),
-    (
-        re.compile(r"model type `(?P<kind>[^`]*)` but Transformers does not recognize"),
-        lambda m: f"its config.json names the model type {m['kind']!r}, which transformers does not have",
-    ),
-    (
-        re.compile(r"couldn't connect to '(?P<hub>[^']*)'"),
-        lambda m: (
-            f"it is no folder here, and {m['hub']} cannot be reached to look for it there: "
-            "pass a model folder with --model"
+        (
+            r"model type `(?P<kind>[^`]*)` but Transformers does not recognize",
+            "its config.json names the model type {kind!r}, which transformers does not have",
         ),
-    ),
-]
+        (
+            r"couldn't connect to '(?P<hub>[^']*)'",
+            "it is no folder here, and {hub} cannot be reached to look for it there: pass a model folder "
+            "with --model",
+        ),
+    )
+}
 _LINKS = re.compile(r"\s*(See|For further information,? (visit|see)) `?https?://\S+( for more details)?\.?")
 
 
 def reason(error: BaseException, extra: Collection[str] = ()) -> str:
-    """Return one line of at most 600 characters: what is wrong and, if vLLM says so, what to do.
-
-    extra: the arguments that came from `engine.extra`, which are named as such.
-    """
+    """Return one line of at most 600 characters on what is wrong. extra: arguments from `engine.extra`."""
     if isinstance(error, BatonError):
         return str(error)
     text = one_line(error)
-    for pattern, say in _SAYINGS:
+    for pattern, saying in _SAYINGS.items():
         if found := pattern.search(text):
-            return say(found)
+            return saying.format(**found.groupdict())
     text = _shorten_lists(_LINKS.sub("", text))
     text = _NAME.sub(lambda m: m[0] if m["name"] in extra else _NAMES[m["name"]], text)
     for name in (one for one in extra if "_" in one):  # names without "_" may be ordinary words

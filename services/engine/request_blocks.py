@@ -5,22 +5,19 @@ Leans on: KVCacheSpec.max_memory_usage_bytes, with which vLLM decides whether a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
-class RequestBlocks:
-    """The blocks of a loaded engine's requests, in all groups of layers."""
+def most_blocks(scheduler: Any) -> Callable[..., int]:
+    """Return a function of tokens and requests: the most blocks that they take; windows limit them."""
+    specs = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
+    config = scheduler.vllm_config
+    limits = [
+        (one.block_size, -(-one.max_memory_usage_bytes(config) // one.page_size_bytes)) for one in specs
+    ]
 
-    def __init__(self, scheduler: Any) -> None:
-        specs = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
-        self._groups = [
-            (spec.block_size, -(-spec.max_memory_usage_bytes(scheduler.vllm_config) // spec.page_size_bytes))
-            for spec in specs
-        ]
+    def most(tokens: int, requests: int = 1) -> int:
+        return sum(min(-(-tokens // size), limit * requests) for size, limit in limits)
 
-    def most(self, tokens: int, requests: int = 1) -> int:
-        """Return the maximum number of blocks that this many requests with these tokens take.
-
-        With windows, chunks and states, the number of blocks per request is limited.
-        """
-        return sum(min(-(-tokens // size), most * requests) for size, most in self._groups)
+    return most

@@ -36,7 +36,6 @@ from baton.services.engine import images, step_checks, wire
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.images import FindImage
-from baton.services.engine.info import EngineInfo
 from baton.services.engine.patches import first_drafts
 from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY_KEY
 from baton.services.engine.step_checks import LOOSEST, StepLimits
@@ -54,8 +53,6 @@ _RESERVED = (
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The limits of a loaded engine."""
-
     max_model_len: int  # tokens of prompt and output together
     vocabulary: int  # width of the logits
     block_hasher: Callable[[Request], list[Any]] | None
@@ -65,24 +62,8 @@ class EngineLimits:
     image_tokens: int = 0  # the largest image; an engine would never compute a larger one
 
 
-def limits_of(
-    info: EngineInfo,
-    hasher: Callable[[Request], list[Any]] | None,
-    adapters: Sequence[AdapterFiles],
-    find: FindImage | None,
-) -> EngineLimits:
-    return EngineLimits(
-        *(info.max_model_len, info.vocabulary, hasher, info.steps),
-        adapters=adapters,
-        find_image=find,
-        image_tokens=info.image_tokens,
-    )
-
-
 @dataclass
 class Prepared:
-    """A request for the engine."""
-
     request_id: str  # the router's; `request` has the engine's
     epoch: int
     request: Request
@@ -94,11 +75,7 @@ class Prepared:
 
 
 def prepare(
-    start: Start,
-    internal_id: str,
-    client_index: int,
-    limits: EngineLimits,
-    complete: Complete | None = None,
+    start: Start, internal_id: str, client_index: int, limits: EngineLimits, complete: Complete | None = None
 ) -> Prepared:
     """Build the engine's request for one phase of one attempt. Raises RequestRefused(INVALID).
 
@@ -121,7 +98,9 @@ def prepare(
         generated += complete.token_ids
     _check(core, generated, limits, more=waits)
     if decodes and follows:
-        _check_source(start, len(core.prompt_token_ids))
+        saved, here = start.source.tokens, len(core.prompt_token_ids) + len(start.output_token_ids)
+        if saved != here:
+            raise _invalid(f"the source saves the KV of {saved} tokens; this attempt has {here}")
         _clear_prompt_logprobs(core.sampling_params)  # the source sends them with the first token
     if start.phase == PHASE_SAVE:
         _cut(core, start.prefix_tokens)
@@ -156,10 +135,7 @@ def prepare(
 
 
 def prepare_encode(start: Start, internal_id: str, client_index: int, limits: EngineLimits) -> Prepared:
-    """Build the request that computes one image's embeddings, with only the image's metadata.
-
-    Raises RequestRefused(INVALID).
-    """
+    """Build the request that computes one image, with only its metadata. Raises RequestRefused(INVALID)."""
     core = _decode(start)
     # nothing is sampled: vLLM ends it after the prompt
     core.sampling_params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
@@ -176,7 +152,6 @@ def prepare_encode(start: Start, internal_id: str, client_index: int, limits: En
 
 
 def image_of(prepared: Prepared) -> tuple[str, int]:
-    """Return the name of an ENCODE's image, and the number of its embeddings."""
     [feature] = prepared.request.mm_features
     return feature.identifier, feature.mm_position.get_num_embeds()
 
@@ -187,10 +162,7 @@ def add_image(prepared: Prepared, find: FindImage | None) -> None:
 
 
 def images_of(start: Start) -> dict[str, int]:
-    """Return the names of a request's images, with the number of embeddings of each.
-
-    Raises RequestRefused(INVALID).
-    """
+    """Return the images' names, with the number of embeddings of each. Raises RequestRefused(INVALID)."""
     core = _decode(start)
     features = core.mm_features or ()
     if problem := images.problem(features, len(core.prompt_token_ids or ())):
@@ -210,7 +182,8 @@ def _request(
     core.current_wave = 0
     core.lora_request = _adapter(core.lora_request, limits.adapters)
     params = core.sampling_params
-    params.extra_args = _clean(params.extra_args)
+    if extra := params.extra_args:
+        params.extra_args = {key: value for key, value in extra.items() if key not in _RESERVED}
     if generated:
         _mark_generated(params, len(generated), limits.vocabulary)
     request = Request.from_engine_core_request(core, limits.block_hasher)
@@ -238,10 +211,7 @@ def _standing(service: ServiceClass) -> Standing:
 
 
 def resume(prepared: Prepared, complete: Complete) -> Callable[[], None]:
-    """Return a function for the engine's thread that gives a waiting request its first tokens and drafts.
-
-    Raises RequestRefused(HANDOFF) if the source's tokens do not follow the request's own.
-    """
+    """Return a function that gives a waiting request its first tokens. Raises RequestRefused(HANDOFF)."""
     request, tokens = prepared.request, list(complete.token_ids)
     before = request.num_output_tokens
     has_come = request.num_tokens > request.kv_transfer_params[KEY].tokens
@@ -267,15 +237,11 @@ def resume(prepared: Prepared, complete: Complete) -> Callable[[], None]:
 
 
 def _drafts(complete: Complete, vocabulary: int) -> list[int]:
-    """Return the drafts in a message, up to the first that is not in the vocabulary."""
     return list(takewhile(lambda token: token < vocabulary, complete.draft_token_ids))
 
 
 def really_ended(prepared: Prepared, max_model_len: int) -> bool:
-    """Return whether a request that was cut would have ended there anyway.
-
-    This runs vLLM's own check with the client's max_tokens, which sets the request's finish reason.
-    """
+    """Return whether a request would have ended without the cut, by vLLM's check, which sets the reason."""
     request = prepared.request
     request.max_tokens = prepared.max_tokens
     return bool(check_stop(request, max_model_len))
@@ -348,19 +314,8 @@ def _adapter(wanted: LoRARequest | None, adapters: Sequence[AdapterFiles]) -> Lo
     raise _invalid(f"this worker does not have the adapter {wanted.lora_name!r} (engine.lora)")
 
 
-def _check_source(start: Start, prompt: int) -> None:
-    """Refuse a source that saves a different number of tokens than this request has."""
-    here = prompt + len(start.output_token_ids)
-    if start.source.tokens != here:
-        raise _invalid(f"the source saves the KV of {start.source.tokens} tokens; this attempt has {here}")
-
-
 def _is_late(request: Request, limits: EngineLimits) -> bool:
-    """Return whether a request can only be built once its first token is known.
-
-    vLLM loads no KV for a request that must not read the prefix cache, and would generate a first token
-    itself.
-    """
+    """Return whether its first token is needed to build it: vLLM would load no KV for it."""
     return (
         request.structured_output_request is not None
         or request.skip_reading_prefix_cache
@@ -369,7 +324,6 @@ def _is_late(request: Request, limits: EngineLimits) -> bool:
 
 
 def _cut(core: EngineCoreRequest, tokens: int) -> None:
-    """Reduce a request to the prompt's first tokens, whose KV is to be saved."""
     if not 0 < tokens < len(core.prompt_token_ids):
         raise _invalid(f"cannot save the first {tokens} of {len(core.prompt_token_ids)} prompt tokens")
     core.prompt_token_ids = core.prompt_token_ids[:tokens]
@@ -389,14 +343,9 @@ def _with_images(features: Sequence[Any], find: FindImage | None, *, all_needed:
 
 
 def _load(start: Start, internal_id: str, complete: Complete | None) -> Params:
-    """Return the parameters to load what the source saves: this request's KV, or its prompt's beginning."""
     source, manifest = start.source, complete.manifest if complete is not None else None
     saved_as = attempt_id(source.request_id, start.epoch)
     return load_params(start.epoch, source.tokens, manifest, saved_as if saved_as != internal_id else "")
-
-
-def _clean(extra: dict[str, Any] | None) -> dict[str, Any] | None:
-    return {key: value for key, value in extra.items() if key not in _RESERVED} if extra else None
 
 
 def _mark_generated(params: Any, count: int, vocabulary: int) -> None:

@@ -13,7 +13,6 @@ _QUIET = frozenset(
 
 
 def shape_of(request: Any) -> str:
-    """Describe a vLLM request in one line."""
     prompt = len(request.prompt_token_ids or ())
     written = getattr(request, "num_output_tokens", 0)
     fields = ", ".join(_fields(request.sampling_params)) or "no field"
@@ -39,7 +38,6 @@ def _fields(params: Any) -> Iterable[str]:
 
 
 def _measure(value: Any) -> str:
-    """Describe a value: a number by itself, and anything else by its type and size."""
     if isinstance(value, bool | int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
     if dataclasses.is_dataclass(value):

@@ -14,8 +14,6 @@ from baton.services.engine.patches import giving_way, step_times
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """The engine's load after a step."""
-
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
@@ -24,8 +22,6 @@ class EngineLoad:
 
 @dataclass
 class EngineStep:
-    """The results of one engine step."""
-
     outputs: dict[int, Any] = field(default_factory=dict)  # EngineCoreOutputs by client index
     begun: tuple[Begun, ...] = ()
     saved: tuple[Saved, ...] = ()

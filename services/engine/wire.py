@@ -1,8 +1,7 @@
 """Encode vLLM's own request and output structs as bytes in our gRPC messages, and decode them.
 
-The structs are positional msgpack, so both ends must run the same vLLM; they compare versions when they
-connect. vLLM's encoder can put large arrays into frames of their own, without a copy. A protobuf bytes field
-holds one, so arrays are sent inline; only those of images are frames, which are joined in pieces:
+The structs are positional msgpack, so both ends must run the same vLLM. Arrays are sent inline; only those of
+images are frames, joined in pieces, without a copy:
 
     number of frames, u64; the length of each, u64; the frames, each from a multiple of 16 bytes on
 
@@ -78,7 +77,6 @@ def decode_item(data: bytearray) -> MultiModalKwargsItem:
 
 
 def _frames(data: bytearray) -> list[memoryview]:
-    """Return the frames of a prepared image. Raises struct.error or ValueError."""
     (number,) = struct.unpack_from("<Q", data)
     if number > len(data) >> 3:
         raise ValueError("its frames are cut")

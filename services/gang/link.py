@@ -135,7 +135,6 @@ class GangLink:
         raise NotImplementedError
 
     def _hear(self, stage: gang_pb2.Stage) -> None:
-        """Adopt the gang's stage."""
         if stage == gang_pb2.STAGE_SERVING:
             self._serves = True
             return
@@ -200,7 +199,6 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
         self._lose("rank 0 leaves")
 
     async def Join(self, requests: object, context: Any) -> None:
-        """Keep a member in the gang until either end leaves."""
         del requests
         member = await self._admitted(context)
         outbox = self._members[member.rank] = _Outbox()
@@ -251,7 +249,6 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
             self._world.set_result(self._open_world())
 
     async def _read(self, rank: int, context: Any) -> None:
-        """Pass on what a member says until it ends or is silent."""
         with contextlib.suppress(TimeoutError, grpc.RpcError):
             while (message := await patiently(context.read(), self._silence_s)) is not _EOF:
                 if message.HasField("ring"):

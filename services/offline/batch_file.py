@@ -153,7 +153,6 @@ def _good(record: dict[str, Any]) -> bool:
 
 
 def _items(path: Path) -> Iterator[tuple[int, Item | str]]:
-    """Yield each line number, from 1, with the request or the problem there. Skips empty lines."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):

@@ -236,8 +236,6 @@ async def _streams(client: Client, asked: list[Request]) -> _Streams:
 
 
 class _Streams:
-    """The streams of several requests, merged. Use it in the loop only."""
-
     def __init__(self, client: Client, asked: list[Request]) -> None:
         self._client = client
         self._waiting: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(_WAITING_PIECES)

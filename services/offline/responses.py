@@ -123,7 +123,6 @@ def _text(choice: dict[str, Any], chat_key: str) -> str:
 
 
 def _logprobs(given: dict[str, Any] | None) -> list[TokenLogprob] | None:
-    """Convert log-probabilities: completions have parallel lists, chats a list of objects."""
     if not given:
         return None
     if "content" in given:

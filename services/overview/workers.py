@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -173,3 +173,37 @@ def _rounded(value: float | None) -> float | None:
 def _sum(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return round(sum(known), 1) if known else None
+
+
+_SHOWN = 5  # workers named in one line
+# Severities, shown as colours.
+INFO, WARNING, BAD = "info", "warning", "bad"
+
+Rows = Mapping[str, Row]  # id -> row
+
+
+def changes(before: Rows, now: Rows) -> Iterator[tuple[str, str]]:
+    """Yield each change's severity and text."""
+    there = [row for row in now.values() if row.state != GONE]
+    if came := [row for row in there if row.id not in before]:
+        yield INFO, f"{_names(came)} registered"
+    lost = [row for row in now.values() if row.state == GONE and row.id in before]
+    if gone := [row for row in lost if before[row.id].state != GONE]:
+        yield BAD, f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone"
+    for row in there:
+        if row.id in before:
+            yield from _changed(before[row.id], row)
+
+
+def _changed(before: Row, row: Row) -> Iterator[tuple[str, str]]:
+    for column, one, other in (("role", before.role, row.role), ("state", before.state, row.state)):
+        if one not in {other, GONE}:
+            yield INFO, f"{row.name}: {column} {one} → {other}"
+    if row.alarm != before.alarm:
+        text = "accepts fewer drafts than it should" if row.alarm else "accepts drafts as it should again"
+        yield BAD if row.alarm else INFO, f"{row.name} {text}"
+
+
+def _names(rows: Sequence[Row]) -> str:
+    more = len(rows) - _SHOWN
+    return ", ".join(row.name for row in rows[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

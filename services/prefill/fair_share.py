@@ -1,17 +1,12 @@
 """Compute a request's position in the engine's queue, and one prompt's part of a step with several.
 
-Pure functions, used when an engine or a request is built (services/engine/build.py, requests.py) and by the
-simulator. Not the shares of classes, which are in services/decode/step_share.py. bench/fair_share.py measures
-the benefit of each rule.
+Also for the simulator; bench/fair_share.py measures each rule. Shares of classes are in decode/step_share.py.
 
 - On a CPU a step is short (`CPU_STEP_TOKENS`), because a request that arrives waits for its end.
-- Several prompts get at least 1 / `SHARE` of a step each, so later ones need not wait for the first. A single
-  prompt gets the whole step.
-- Waiting prompts are ordered, once and on arrival, by the time at which their prefill would have finished,
-  had it begun then and taken `MS_PER_TOKEN`. Short prompts overtake a long one, but only those that arrive
-  within `MOST_MS`, so none starves (fair queueing by finish times, Demers, Keshav and Shenker, 1989, with one
-  flow per request).
-- A class matters only by its `patience_s`: its requests are queued as if they had arrived that much later.
+- Several prompts get at least 1 / `SHARE` of a step each; a single prompt gets the whole step.
+- Waiting prompts are ordered by the time at which their prefill would have finished, had it begun on arrival
+  and taken `MS_PER_TOKEN` (fair queueing; Demers, Keshav and Shenker, 1989). Short ones overtake a long one
+  only if they arrive within `MOST_MS`, so none starves. A class's `patience_s` counts as a later arrival.
 """
 
 from __future__ import annotations

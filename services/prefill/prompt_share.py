@@ -1,11 +1,9 @@
 """Choose a prompt's share of a step where steps have a high fixed cost, as on a GPU.
 
-A quarter of a step (fair_share.py) is right if its time is proportional to its tokens. On a GPU a step has a
-fixed cost, in which hundreds or thousands of tokens could be computed: with small shares a long prompt takes
-many steps that are hardly shorter. So a share is at least as many tokens as take as long as the fixed cost.
-
-The cost is a straight line, fitted to measured steps with prompts. Long steps have little weight, because
-they may have waited for a compiler.
+A quarter of a step (fair_share.py) is right if its time is proportional to its tokens. With a fixed cost,
+small shares make many steps that are hardly shorter, so a share is at least as many tokens as take as long as
+that cost, by a line fitted to measured steps; long ones, which may have waited for a compiler, have little
+weight.
 """
 
 from __future__ import annotations

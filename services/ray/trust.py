@@ -15,11 +15,10 @@ from typing import Any, Self
 from baton import addresses
 from baton.home import expanded
 from baton.keeping import keep
-from baton.security.authority import LIFE_S, Authority
+from baton.security.authority import LIFE_S, Authority, Token
 from baton.security.errors import SecurityError
 from baton.security.join_service import JoinService
 from baton.security.names import Role
-from baton.security.tokens import Token
 from baton.services import identities
 from baton.services.config import REVEAL, Settings
 from baton.services.ray.config import WORKER_ROLES

@@ -44,7 +44,8 @@ class ClusterView:
         self._lost = lost
         # Twice the lease, to bridge a short outage of the scheduler.
         self._heard_s = 2 * worker_lease_s
-        self._problem = "no call to the scheduler was made yet"  # empty: the last call was answered
+        # The error of the last call to a scheduler; empty if it was answered.
+        self.problem = "no call to the scheduler was made yet"
         self._answered = False  # a scheduler answered, and has not been lost since
         self._refreshed_at = 0.0  # time.monotonic
         self._refreshing = asyncio.Lock()
@@ -53,11 +54,6 @@ class ClusterView:
         self._hurry_until = 0.0  # time.monotonic
         self._news = asyncio.Event()
         self._load: Callable[[], pb.RouterLoad] | None = None
-
-    @property
-    def problem(self) -> str:
-        """The error of the last call to a scheduler; empty if it was answered."""
-        return self._problem
 
     def tell(self, load: Callable[[], pb.RouterLoad]) -> None:
         """Report the result of `load` to the scheduler with each request for a snapshot."""
@@ -95,7 +91,7 @@ class ClusterView:
         """
         if self._client.answering:
             await self._refresh(oldest=time.monotonic() - FRESH_S)
-        return "" if self.ready() else self._problem or "no worker is ready"
+        return "" if self.ready() else self.problem or "no worker is ready"
 
     def ready(self) -> int:
         """Return the number of ready workers in the last snapshot. Thread-safe."""
@@ -108,7 +104,7 @@ class ClusterView:
     def members(self) -> list[Member]:
         """Return the processes in the last snapshot that serve metrics. Thread-safe."""
         known = self._client.standby
-        return members((one.identity for one in known.workers), known.processes)
+        return members((one.identity for one in known.workers), known.fleet.processes)
 
     async def first_capacity(self) -> pb.Capacity:
         """Wait for a ready worker, and return its capacity."""
@@ -125,14 +121,14 @@ class ClusterView:
             try:
                 level = await self._client.refresh(self._load() if self._load else None, self._reached())
             except SchedulerError as error:
-                if not self._problem:
+                if not self.problem:
                     log.warning("placing from the last snapshot: %s", error)
-                self._problem = str(error)
+                self.problem = str(error)
                 if self._answered and not self._client.answering:
                     self._answered = False
                     self._lost()
             else:
-                self._problem = ""
+                self.problem = ""
                 self._answered = True
                 self._known = {one.identity.worker_id for one in _ready(self._client.standby.workers)}
                 self._level(level)
@@ -140,7 +136,6 @@ class ClusterView:
 
 
 def _ready(workers: Iterable[pb.WorkerStatus]) -> list[pb.WorkerStatus]:
-    """Return the workers that take requests, which encode workers do not."""
     ready = (one for one in workers if one.state == pb.WORKER_STATE_READY)
     able = (one for one in ready if one.identity.HasField("capacity"))
     return [one for one in able if one.identity.role != pb.ROLE_ENCODE]

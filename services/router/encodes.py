@@ -1,11 +1,8 @@
 """Have encode workers compute the images of an attempt's prompt.
 
-Each image is a placement of its own, on a worker that has its embeddings or can compute them soon. It starts
-together with the prompt, whose worker pulls the embeddings (`Start.encoded`). An image for which no encode
-worker has room stays with the prompt.
-
-If an encode fails, the prompt's leg ends at once, and the same workers try again. They then compute the image
-with the prompt, unless the encode worker only lacked it: then it is sent there, once.
+Each image is a placement of its own. It starts together with the prompt, whose worker pulls the embeddings
+(`Start.encoded`). Without room, it stays with the prompt. If an encode fails, the same workers try again and
+compute the image, unless the encode worker only lacked it: then it is sent there, once.
 """
 
 from __future__ import annotations
@@ -128,8 +125,6 @@ class Encodes:
 
 
 class _Encode(StreamListener):
-    """One image at an encode worker."""
-
     def __init__(self, relay: Owner, image: Image, placement: Placement, failed: Callable[..., None]) -> None:
         self.image = image
         self.saved = False
@@ -166,7 +161,6 @@ class _Encode(StreamListener):
 
     @property
     def _held(self) -> bool:
-        """Whether its worker was known to have the embeddings."""
         return self._placement.prompt_tokens < self.image.tokens
 
     def _reached(self, stream: WorkerStream | WorkerUnreachable) -> None:

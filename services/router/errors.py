@@ -59,10 +59,6 @@ class NotAdmitted(RequestFailed):
         return self.why in (Why.FULL, Why.UNAVAILABLE)
 
 
-class AttemptsExhausted(RequestFailed):
-    """Workers failed during the request, and no further attempt is possible."""
-
-
 class EngineBroken(RequestFailed):
     """An engine failed while it ran this request alone, and would fail again."""
 

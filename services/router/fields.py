@@ -1,8 +1,7 @@
 """Read the fields of a request that the router itself needs, and choose the request's class.
 
-The class is one that the client asks for and its key allows, or the key's default. A client asks with the
-header `X-Baton-Class`, the body's `service_tier` (OpenAI's field) or its `priority` (vLLM's), in this order
-of precedence. A `priority` of 0 is vLLM's default and chooses no class.
+A client asks with the header `X-Baton-Class`, the body's `service_tier` (OpenAI's field) or its `priority`
+(vLLM's; 0 chooses none), in this order of precedence. Its key must allow the class.
 """
 
 from __future__ import annotations

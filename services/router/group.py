@@ -1,8 +1,6 @@
 """Share sockets and a little memory between the processes of one router (router.processes).
 
-Their parent opens one socket per process on the common port, and the kernel spreads connections over these.
-Each process inherits all of them: a connection that waits at the socket of a process that ends is accepted by
-another one (http/server.py).
+Each inherits the sockets of all, so that another one accepts what waits at an ending one (http/server.py).
 """
 
 from __future__ import annotations

@@ -220,7 +220,6 @@ class Leg(StreamListener):
         self._sink.hold(output)
 
     def _finish(self, output: Any) -> None:
-        """Handle an output with a finish reason: the request or the leg is complete, or the engine failed."""
         reason = str(output.finish_reason)
         broken = reason in _ENGINE_ENDED_IT
         if not broken and not (reason == "length" and not self._state.complete and self._cut()):

@@ -4,7 +4,7 @@
     DecodeLeg    the remaining tokens, on the decode worker; without a prefill worker the prompt too
 
 Both workers of a pair get their Start at once, with a key by which the decode worker fetches the KV from the
-prefill worker. The decode leg holds its worker's messages back until the prefill leg has succeeded: the
+prefill worker. The decode leg holds its worker's outputs back until the prefill leg has succeeded: the
 client gets tokens in order, and none of an attempt whose prefill failed.
 """
 
@@ -21,13 +21,7 @@ from baton.protos import worker_pb2
 from baton.services.router.encodes import Encodes
 from baton.services.router.leg import NOT_LOADED, Leg
 from baton.services.router.prefix import KEY_BYTES, prefix_of
-from baton.services.router.recovery import (
-    SOURCE_ENDS_S,
-    Failure,
-    Trouble,
-    failure_of_pair,
-    may_be_the_source,
-)
+from baton.services.router.recovery import SOURCE_ENDS_S, Failure, Trouble, failure_of_pair, may_be_the_source
 from baton.services.router.relay_parts import Owner
 from baton.tasks import LOOKS
 
@@ -78,7 +72,6 @@ async def _run_pair(relay: Owner, encodes: Encodes) -> Failure | None:
 
 
 async def _prefilled(prefill: PrefillLeg, decode: DecodeLeg) -> Failure | None:
-    """Wait until the prompt is prefilled or a leg has failed. Return the attempt's failure."""
     await asyncio.wait((prefill.over, decode.over), return_when=asyncio.FIRST_COMPLETED)
     if not prefill.over.done() and may_be_the_source(decode.failure):
         for _ in range(LOOKS):  # not one timer: if the loop was stalled, the message may arrive with it
@@ -141,7 +134,6 @@ class PrefillLeg(Leg):
             self._prefix.loaded(admitted)
 
     def _first_token(self, now: float) -> None:
-        """Record the first token, and start the timeout for the report that the KV is saved."""
         super()._first_token(now)
         loop = asyncio.get_running_loop()
         self._saved_timer = loop.call_later(SAVED_TIMEOUT_S, self._not_saved)

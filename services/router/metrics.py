@@ -49,14 +49,12 @@ class RouterMetrics(Metrics):
     pairs_avoided = counter("Placements changed because the two workers cannot reach each other")
     _requests = counter("Requests completed, by outcome", "outcome")
     _request_attempts = histogram(
-        "Placements that a completed request took",
-        buckets=(1.0, 2.0, 3.0, 5.0, 10.0),
+        "Placements that a completed request took", buckets=(1.0, 2.0, 3.0, 5.0, 10.0)
     )
     scheduler_up = gauge("1 while a scheduler answers (for each model, if there are several)")
     scheduler_losses = counter("Times that all schedulers stopped answering")
     _clients_refused = counter(
-        "Clients refused (by HTTP status), dropped (connection limit) or unread (they do not read)",
-        "reason",
+        "Clients refused (by HTTP status), dropped (connection limit) or unread (they do not read)", "reason"
     )
     _images = counter(
         "Images in requests: accepted, refused, late (no room, no time), left (client)", "outcome"
@@ -82,25 +80,19 @@ class RouterMetrics(Metrics):
     _time_to_first_token_seconds = histogram("From the request's arrival to its first token")
     _ttft_stage_seconds = histogram("Stages that add up to the time to first token", "stage")
     _itl_stage_seconds = histogram(
-        "Sampled gaps between two tokens, by part: engine, wire, router, client",
-        "stage",
+        "Sampled gaps between two tokens, by part: engine, wire, router, client", "stage"
     )
     _handoff_seconds = histogram(
         "From the first token to loaded KV on the decode worker", "worker", "transport"
     )
     _handoff_stage_seconds = histogram(
-        "Stages of the handoff: save, sample (prefill worker), then the decode worker's",
-        "stage",
-        "transport",
+        "Stages of the handoff: save, sample (prefill worker), then the decode worker's", "stage", "transport"
     )
     _handoff_bytes = counter("Bytes of KV handed over", "transport")
     _handoff_early_bytes = counter(
         "Bytes handed over while the prompt was still being prefilled", "transport"
     )
-    _prefix_pulls = counter(
-        "Prefixes of prompts pulled from another worker: loaded, or why not",
-        "outcome",
-    )
+    _prefix_pulls = counter("Prefixes of prompts pulled from another worker: loaded, or why not", "outcome")
     _prefix_pulled_tokens = counter("Prompt tokens pulled instead of computed")
 
     def __init__(
@@ -216,7 +208,6 @@ class RouterMetrics(Metrics):
 
 
 def _exemplar(state: RequestState) -> dict[str, str] | None:
-    """Return the request's trace id as an OpenMetrics exemplar if the trace is sampled."""
     trace = state.trace
     return {"trace_id": trace.trace_id} if trace.sampled else None
 
@@ -312,7 +303,6 @@ class TenantMetrics(Metrics):
             self._waiting_requests.labels(label).set(count)  # not inc(): the series may have been dropped
 
     def _label(self, tenant: str) -> str:
-        """Return the tenant's label; "" without a tenant."""
         if not tenant:
             return ""
         label = tenant if tenant in self._series or len(self._series) < MAX_TENANTS else OTHERS

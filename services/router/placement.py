@@ -107,7 +107,6 @@ class Placements:
         return self.without_prefill(placement)
 
     def _apart(self, placement: Placement) -> bool:
-        """Return whether the placement's two workers recently could not reach each other."""
         prefill, decode = placement.prefill, placement.decode
         return prefill is not None and self.pairs.avoid((prefill.worker_id, decode.worker_id))
 
@@ -132,7 +131,7 @@ class Placements:
     @property
     def encoders(self) -> bool:
         """Whether there are encode workers, as far as known."""
-        return self._client.standby.encoders
+        return self._client.standby.fleet.encoders
 
     async def encode(
         self, state: RequestState, number: int, prompt: Placement, exclude: frozenset[str]
@@ -228,7 +227,6 @@ class Placements:
     async def _place_by_scheduler(
         self, state: RequestState, exclude: set[str], service: ServiceClass
     ) -> Placement:
-        """Try each scheduler once. Raises NoCapacity, Refused, SchedulerUnavailable."""
         client = self._client
         for others in reversed(range(client.schedulers)):
             if not client.answering and client.standby.workers:

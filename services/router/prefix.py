@@ -1,8 +1,7 @@
-"""Have the prefill worker pull the KV of a prompt's first blocks from a worker that has them cached.
+"""Have the prefill worker pull the KV of a prompt's first blocks from the placement's source.
 
-The scheduler names that worker as the placement's source; it is usually the one that decoded the chat's last
-turn. It gets a SAVE at the same time as the prefill worker gets its Start with the source, and the prefill
-worker waits for up to a second. On any failure the prefill worker computes the whole prompt.
+The source gets a SAVE when the prefill worker gets its Start, and that worker waits for up to a second. On
+any failure it computes the whole prompt.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from baton.scheduler.client import Placement
 from baton.services import logs
 from baton.services.classes import ServiceClass
 from baton.services.router.errors import (
-    AttemptsExhausted,
     Convicted,
     EngineBroken,
     NotAdmitted,
@@ -118,11 +117,11 @@ class Relay:
             self._fail(error)
         except asyncio.CancelledError:
             if not state.over:  # ended by end(), not by abort()
-                self._fail(AttemptsExhausted("the router is shutting down"))
+                self._fail(RequestFailed("the router is shutting down"))
             raise
         finally:
             if not state.over:
-                self._fail(AttemptsExhausted("the router failed to resume this request; see its log"))
+                self._fail(RequestFailed("the router failed to resume this request; see its log"))
             self.close()
             self.sink.close()
 
@@ -172,7 +171,6 @@ class Relay:
         return self._placement
 
     async def _place(self, service: ServiceClass) -> None:
-        """Get the next placement in the class `service`. Raises NotAdmitted."""
         state, placements = self.state, self.parts.placements
         suspects, asked = self.parts.pool.suspects(), time.monotonic()
         suspects |= placements.avoidable(self._full, state.excluded | suspects)
@@ -185,21 +183,19 @@ class Relay:
         state.placed(placement, asked)
 
     def _check_worth(self, failure: Failure) -> None:
-        """Raise RequestFailed if another attempt would fail like this one."""
         state = self.state
         if failure.trouble is Trouble.INVALID:
             raise Unsupported(failure.message)
         if failure.trouble is Trouble.MEDIA:
             self._lacking[failure.worker_id] += 1
             if self._lacking[failure.worker_id] > IMAGES_AGAIN:
-                raise AttemptsExhausted(f"{failure.message}, also right after it was sent", 1.0)
+                raise RequestFailed(f"{failure.message}, also right after it was sent", 1.0)
         if state.suspicion.convicted:
             self.parts.metrics.suspects.labels("convicted").inc()
             self.parts.convicts.add(state.request_id, state.engine_request, failure.message)
             raise EngineBroken(f"an engine failed while it ran this request alone: {failure.message}")
 
     async def _recover(self, failure: Failure) -> None:
-        """Set `self._placement` to the one to try next. Raises RequestFailed if there is none."""
         state = self.state
         self._check_worth(failure)
         step = next_step(
@@ -208,7 +204,7 @@ class Relay:
             tokens_to_prefill=state.tokens_to_prefill,
         )
         if step is RecoveryStep.GIVE_UP:
-            error = AttemptsExhausted(
+            error = RequestFailed(
                 f"{len(state.failures)} workers of at most {self.parts.max_attempts} failed under the "
                 f"request: {failure.message}",
                 retry_after_s=1.0,
@@ -243,14 +239,12 @@ class Relay:
         self._compute_here()
 
     def _same_workers(self, failure: Failure) -> None:
-        """Continue with this placement, whose workers compute what did not come from another one."""
         self.state.goes_without(failure.trouble)
         self.state.epoch += 1  # workers refuse an epoch that they have seen
         if failure.trouble is Trouble.PREFIX:
             self._placement = replace(self.placement, source=None)
 
     def _compute_here(self) -> None:
-        """Continue with this placement, but have the decode worker prefill too."""
         self.parts.metrics.recomputed_prompts.inc()
         self.state.recomputes()
         self.state.epoch += 1  # workers refuse an epoch that they have seen
@@ -258,14 +252,13 @@ class Relay:
         self._placement = self.parts.placements.without_prefill(self.placement)
 
     def _stop_prefill(self) -> None:
-        """Abort the request at the prefill worker, which releases its KV."""
         if self.placement.prefill is not None:
             self.parts.pool.abort(self.placement.prefill.worker_id, self.state.request_id)
 
     async def _place_again(self) -> None:
         """Get the next placement, waiting for room and for workers that come back.
 
-        Raises AttemptsExhausted if that takes too long, or if no worker could ever take the request.
+        Raises RequestFailed if that takes too long, or if no worker could ever take the request.
         """
         state = self.state
         self._abort_workers()
@@ -288,13 +281,12 @@ class Relay:
                     # No other worker is alive or has room, and later requests wait for this one. Try the
                     # workers that failed it again: perhaps only a connection broke.
                     state.excluded.clear()
-        raise AttemptsExhausted(f"no worker can take over{within}: {self._last_failure}", retry_after_s=1.0)
+        raise RequestFailed(f"no worker can take over{within}: {self._last_failure}", retry_after_s=1.0)
 
     def _report(self, outcome: str) -> None:
         self.parts.placements.finished(self.state, self.placement.attempt, outcome)
 
     async def _place_trial(self) -> None:
-        """Make `self._placement` one on a single worker, to try this request without others there."""
         state = self.state
         worker = self.parts.quarantine.worker_for(self.placement, state.excluded, state.adapter)
         if worker is not None and self.parts.pool.opened(worker.worker_id) is not None:
@@ -369,6 +361,7 @@ class Relay:
     # -- called by the legs
 
     def grow(self) -> bool:
+        """Reserve memory for more output. Return False if there is none: the request ends."""
         try:
             self.parts.journal.grow(self.state)
         except Overloaded as error:
@@ -378,6 +371,7 @@ class Relay:
         return not self.state.over
 
     def close(self) -> None:
+        """Release the request's resources: it has its outcome. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -48,11 +48,6 @@ class Owner(Protocol):
     sink: OutputSink
 
     @property
-    def placement(self) -> Placement:
-        """The current placement."""
-
-    def grow(self) -> bool:
-        """Reserve memory for more output. Return False if there is none: the request ends."""
-
-    def close(self) -> None:
-        """Release the request's resources: it has its outcome. Idempotent."""
+    def placement(self) -> Placement: ...
+    def grow(self) -> bool: ...
+    def close(self) -> None: ...

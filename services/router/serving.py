@@ -34,7 +34,7 @@ from baton.services.router.http.connections import Connections
 from baton.services.router.http.federation import Federation, Processes, route
 from baton.services.router.http.limits import HttpLimits, affordable_connections
 from baton.services.router.http.server import Server
-from baton.services.router.image_budget import ImageBudget, budget_bytes
+from baton.services.router.images import ImageBudget, budget_bytes
 from baton.services.router.media.door import MediaDoor
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.ops.page import PageDoor, live_page
@@ -80,11 +80,7 @@ async def run(
         views = [one.cluster for one in serving]
         figures = stack.enter_context(_exposed(settings.router, shared.router_id, schedulers, views, seat))
         async with open_tenancy(settings, shared.router_id, metrics, store_password) as tenancy:
-            door = Middleware(
-                KeyMiddleware,
-                keys=tenancy.keyring or FixedKeys(keys),
-                refused=metrics.refused,
-            )
+            door = Middleware(KeyMiddleware, keys=tenancy.keyring or FixedKeys(keys), refused=metrics.refused)
             store = ResponseStore()
             most = settings.router.max_body_mib << 20
             media = MediaDoor(settings.router.media, most, metrics.images)
@@ -163,11 +159,7 @@ def _exposed(
 
 
 async def _serve_http(
-    app: Any,
-    seat: Seat,
-    settings: Settings,
-    refused: Callable[[str], None],
-    end_all: Callable[[], None],
+    app: Any, seat: Seat, settings: Settings, refused: Callable[[str], None], end_all: Callable[[], None]
 ) -> None:
     """Serve until a signal, then drain: streams have router.drain_timeout_s to end.
 

@@ -10,31 +10,15 @@ from baton.services.router.state import RequestState
 
 
 class FrontEnd(Protocol):
-    """The receiver of tokens and errors. No call may block."""
+    """The receiver of tokens and errors, under its own request ids: `RelayClient`. No call may block."""
 
-    def deliver(self, output: Any) -> None:
-        """Take an output under the front end's own request id."""
-
-    def deliver_first(self, output: Any) -> None:
-        """Take an output that must not wait to be merged: the first one, or the first after a pause."""
-
-    def finish(self, request_id: str, reason: str) -> None:
-        """End a request without a further token."""
-
-    def fail(self, request_id: str, error: RequestFailed) -> None:
-        """End a request with an error."""
-
-    def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Convert a first output's times to our clock.
-
-        Return when the engine queued and first scheduled the request, seconds; 0 if unknown.
-        """
-
-    def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Do the same for an output of a later engine, and remove events that the front end already has."""
-
-    def watch(self, request_id: str, received: float) -> None:
-        """Measure the time until the next piece of the response is sent; its output arrived at `received`."""
+    def deliver(self, output: Any) -> None: ...
+    def deliver_first(self, output: Any) -> None: ...
+    def finish(self, request_id: str, reason: str) -> None: ...
+    def fail(self, request_id: str, error: RequestFailed) -> None: ...
+    def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]: ...
+    def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]: ...
+    def watch(self, request_id: str, received: float) -> None: ...
 
 
 class OutputSink:

@@ -19,8 +19,7 @@ from baton.scheduler.client import Placement
 from baton.scheduler.need import Adapter
 from baton.services.classes import STANDARD, ServiceClass
 from baton.services.router.errors import NotAdmitted, Overloaded, Why
-from baton.services.router.image_budget import ImageBudget
-from baton.services.router.images import Image
+from baton.services.router.images import Image, ImageBudget
 from baton.services.router.recovery import Failure, Toll, Trouble
 from baton.services.router.suspects import Suspicion
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of

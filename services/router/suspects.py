@@ -1,15 +1,9 @@
 """Isolate suspects, requests under which an engine failed, and refuse repeats of convicted ones.
 
-`Suspicion` decides when a request is tried alone (with no other request in its engine), for how long, and
-when it is convicted.
-
-`Quarantine` tries a router's suspects alone, one after another. The suspect with the shortest trial goes
-first, but a long one waits only for suspects that come soon after it. All are tried on one worker while that
-works, to disturb few other requests: preferably on the worker whose engine failed, if it continues, because
-it is empty. The relay enforces a waiting request's deadline.
-
-`Convicts` refuses repeats of requests under which an engine failed while it ran nothing else. Each router
-process has its own table, in memory.
+`Suspicion` decides when a request is tried alone in an engine, for how long, and when it is convicted.
+`Quarantine` tries a router's suspects one after another, on one worker while that works: preferably the one
+whose engine failed, if it continues, because it is empty. The shortest trial goes first, but a long one waits
+only for suspects that come soon after it. `Convicts` refuses repeats; each process has its own, in memory.
 """
 
 from __future__ import annotations

@@ -94,6 +94,5 @@ class TenantRequest:
 
 
 def _refusal(caller: Caller, metrics: TenantMetrics, error: OverLimit) -> RateLimited:
-    """Count a refusal, and return it as the client's error."""
     metrics.refused(caller.tenant, error.limit)
     return RateLimited(str(error), error.limit, error.retry_after_s)

@@ -1,15 +1,11 @@
-"""Divide a request's time into stages.
+"""Divide a request's time into stages, which follow one another without gaps up to the first token.
 
-The stages to the first token follow one another without gaps, so their sum is the time to first token:
-
-    admit     from the request's first line until its tenant's limits admit it; and, after `render`, the
-              charge of its tokens
+    admit     until its tenant's limits admit it; and, after `render`, the charge of its tokens
     receive   the body
     render    vLLM's front end: chat template, tokenizer
     wait      in the waiting room, until the call that places it begins
     place     that call; contains `schedule`, the scheduler's share
-    fetch     until the source of the prompt's first blocks has saved them or failed, or until the
-              prefilling engine has queued the request without them
+    fetch     until the source of the prompt's first blocks has saved them, or the engine goes on without
     encode    until encode workers have the embeddings of the prompt's images
     send      to the worker, until its engine has queued the request
     queue     in the engine, until its first step; contains `prefix`, the load of the first blocks
@@ -20,8 +16,7 @@ The stages to the first token follow one another without gaps, so their sum is t
     lost      an attempt that failed before its first token
     other     several stages whose boundary is not known
 
-Later stages overlap with `deliver`: `handoff` with its parts, `decode.first` (from the loaded KV to the
-decode worker's first token), `decode`, and `end` (from the last token to the end of the response).
+Later stages overlap with `deliver`: `handoff` with its parts, `decode.first`, `decode`, and `end`.
 """
 
 from __future__ import annotations
@@ -71,8 +66,6 @@ class Stage(NamedTuple):
 
 
 class _Chain:
-    """Consecutive stages: each begins at the previous one's end."""
-
     def __init__(self, begin: float) -> None:
         self.at = begin
         self.stages: list[Stage] = []
@@ -148,7 +141,6 @@ def seconds_by_stage(stages: Iterable[Stage]) -> dict[str, float]:
 
 
 def _attempt_to_token(chain: _Chain, attempt: Timings) -> bool:
-    """Add an attempt's stages up to its first token. Return whether it had one."""
     number = attempt.number
     chain.to("wait", attempt.asked, attempt=number)
     chain.to("place", attempt.placed, attempt=number)
@@ -174,7 +166,6 @@ def _attempt_to_token(chain: _Chain, attempt: Timings) -> bool:
 
 
 def _within(attempt: Timings) -> Iterator[Stage]:
-    """Yield the scheduler's share of the placement, and the load of the prompt's first blocks."""
     if attempt.scheduler_s and attempt.asked:  # centred: the two trips are assumed to be equal
         spare = max(0.0, attempt.placed - attempt.asked - attempt.scheduler_s) / 2
         begin, end = attempt.asked + spare, attempt.placed - spare

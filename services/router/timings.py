@@ -1,11 +1,7 @@
 """Timestamps of a request, from which all its durations are derived.
 
-    HttpTimes   of its HTTP exchange, set by http/connections.py and http/admission.py
-    Timings     of one attempt, set by the relay, its legs and its sink
-    Event       failures, and what followed
-
-Timestamps are time.monotonic of the router, seconds; 0 if unknown. Workers' timestamps come with their
-messages and are converted.
+They are time.monotonic of the router, seconds; 0 if unknown. Workers' timestamps come with their messages and
+are converted.
 """
 
 from __future__ import annotations

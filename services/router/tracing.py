@@ -1,11 +1,7 @@
 """Export traces of requests with OpenTelemetry. The router writes the spans of all processes.
 
-Workers and schedulers export nothing: their timestamps come with their ordinary messages. So when the router
-decides whether to keep a trace, it has all of it on one clock, including spans of a worker that has died
-since. A worker's span has that worker's resource.
-
-Uses opentelemetry.sdk.trace's ReadableSpan (its constructor), BatchSpanProcessor (a bounded queue that drops
-its oldest spans, and a thread of its own), the OTLP exporters.
+Others' timestamps come with their messages, so a trace is whole and on one clock when the router decides
+whether to keep it. Uses opentelemetry.sdk.trace's ReadableSpan (its constructor) and BatchSpanProcessor.
 """
 
 from __future__ import annotations
@@ -87,8 +83,6 @@ def open_exporter(settings: TracingSettings) -> SpanExporter:
 
 
 class _Watched(SpanExporter):
-    """An exporter that logs when it begins to fail and when it works again."""
-
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter = exporter
         self._endpoint = endpoint

@@ -1,20 +1,14 @@
 """Queue requests that wait for room on the workers: limited in number and time, fair between clients.
 
-A request is placed at once unless others wait ahead of it. If all workers are full it is queued. Tenants take
-turns by weight, and so do the clients of a tenant, one request each: a client that sends a thousand delays
-its own requests, not another client's first. (A request here is one sequence; each prompt of several, and
-each of `n` choices, waits separately.) One request has the turn, and tries a placement whenever a booking of
-this router ends, and also periodically, because other routers' bookings end too. No request of its class
-overtakes it, so a long prompt gets room eventually. Requests that lost their worker go before all others,
-because their clients see a stalled stream.
+Tenants take turns by weight, and so do a tenant's clients, one sequence each. One request has the turn, and
+tries a placement whenever a booking of this router ends, and periodically, as other routers' bookings end
+too. No request of its class overtakes it, so a long prompt gets room eventually. Requests that lost their
+worker go before all others, because their clients see a stalled stream.
 
-Each class has a queue. A class with a lower priority number goes first; the others may fill only a part of
-the workers and of this queue (`ServiceClass.room`). But a class is owed a slot if it has less than its share
-of the running requests, or has waited for `patience_s`: its next request then goes first, and is placed as
-one of the first class.
-
-When room may have become free, one request makes one placement call and the others sleep. Choosing the next
-one takes time proportional to the number of waiting tenants. Not thread-safe.
+Each class has a queue. A lower priority number goes first; other classes may fill only a part of the workers
+and of this queue (`ServiceClass.room`). A class is owed a slot if it has less than its share of the running
+requests, or has waited for `patience_s`: its next request is placed as one of the first class. Choosing the
+next request takes time proportional to the number of waiting tenants. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -44,8 +38,6 @@ Turn = asyncio.Event  # set while it is the request's turn; a request with prece
 
 
 class _Tenant:
-    """The waiting requests of one tenant by client, in the order of turns."""
-
     def __init__(self) -> None:
         self.weight = 1
         self.position = 0.0
@@ -269,17 +261,14 @@ class WaitingRoom:
         self._began = self._clock()
 
     def _queue(self, service: ServiceClass) -> ClassQueue:
-        """Return the queue of a class, or the first one if the class is not configured."""
         return self._queues.get(service.name) or next(iter(self._queues.values()))
 
     def _before(self, queue: ClassQueue) -> int:
-        """Return how many waiting requests would go before a new one of this queue."""
         own = queue.service.priority
         ahead = sum(one.waiting for one in self._queues.values() if one.service.priority <= own)
         return self._resuming.waiting + ahead
 
     def _is_owed(self, queue: ClassQueue) -> bool:
-        """Return whether a queue goes before others because of its class's share or patience."""
         if queue is self._resuming:
             return True
         now = self._clock()
@@ -335,7 +324,6 @@ class WaitingRoom:
             turn.set()
 
     def _estimate(self, party: Party, service: ServiceClass) -> float:
-        """Return the expected wait of a client's next request at the current pace, seconds; 0 if unknown."""
         if not self._departures:
             return 0.0
         queue = self._queue(service)
@@ -345,7 +333,6 @@ class WaitingRoom:
         return before * (self._clock() - since) / len(self._departures)
 
     def _check_wait(self, party: Party, service: ServiceClass, allowed_s: float) -> None:
-        """Refuse a request at once if its wait would be too long. Raises NotAdmitted."""
         wait_s = self._estimate(party, service)
         if wait_s > allowed_s and self._clock() - self._began >= _PACE_KNOWN_S:
             raise self._refusal(

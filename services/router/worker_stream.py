@@ -1,10 +1,8 @@
 """Manage the gRPC stream to one worker, which carries all requests from this router to that worker.
 
-The stream is lost if it breaks, or if it is silent for too long: idle workers send empty messages, so a hung
-worker or a network that drops packets is noticed like a crash.
-
-One reader task hands each output to its request's listener by a direct call: no task is woken per token. One
-writer task sends, because concurrent writes end a grpc.aio stream.
+It is lost if it breaks or falls silent: idle workers send empty messages. One reader task hands each output
+to its request's listener by a direct call: no task is woken per token. One writer task sends, because
+concurrent writes end a grpc.aio stream.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import CALL_TIMEOUT_S, aio_channel
 from baton.security.names import Role
 from baton.services.router.errors import WorkerUnreachable
-from baton.services.router.images import Image, Sent
+from baton.services.router.images import Image
 from baton.services.router.outbox import Outbox
 from baton.tasks import spawn_apart
 
@@ -126,6 +124,7 @@ class WorkerStream:
             str, Callable[[str], None]
         ] = {}  # keyed by request id; called if its saved KV is lost
         self._outbox = Outbox(on_image)
+        self.sent = self._outbox.sent  # the images that the worker got
         self._channel: grpc.aio.Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -181,11 +180,6 @@ class WorkerStream:
         if there and there != self.worker_id:
             return f"{self.address} is now worker {there}"
         return ""
-
-    @property
-    def sent(self) -> Sent:
-        """The images that the worker got."""
-        return self._outbox.sent
 
     def begin(self, listener: StreamListener, start: worker_pb2.Start, images: Sequence[Image] = ()) -> bool:
         """Send `start`, after those of `images` that its worker does not have; messages go to `listener`.

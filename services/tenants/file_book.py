@@ -77,7 +77,7 @@ class FileBook:
         try:
             with _locked(target.parent):
                 book = change(self.read() if target.exists() else Book())
-                _replace(target, yaml.safe_dump(_content(book), sort_keys=False))
+                _replace(target, yaml.safe_dump(book.model_dump(exclude_defaults=True), sort_keys=False))
         except OSError as error:
             raise BookError(f"{self.place}: cannot be written: {error.strerror}") from None
 
@@ -89,13 +89,8 @@ class FileBook:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _content(book: Book) -> dict[str, Any]:
-    return book.model_dump(exclude_defaults=True)
-
-
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder against other editors of its files."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)
@@ -105,7 +100,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _replace(target: Path, text: str) -> None:
-    """Replace the file atomically; a new one is readable only by its owner."""
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
     written, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:

@@ -5,29 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Protocol
 
-from baton.services.tenants.model import Book, BookError, Caller, digest
+from baton.services.tenants.file_book import FileBook
+from baton.services.tenants.model import BookError, Caller, digest
+from baton.services.tenants.redis_book import RedisBook
 
 LOOK_S = 1.0  # between two checks for changes: the delay until a new or revoked key takes effect
 
 log = logging.getLogger(__name__)
 
 
-class Source(Protocol):
-    """The storage of the book."""
-
-    async def changed(self) -> Book | None:
-        """Return the book if it changed since the last call. Raises BookError."""
-
-    async def close(self) -> None:
-        """Release its resources."""
-
-
 class Keyring:
     """The callers of one router. If the book becomes bad or unreachable, the last good one stays in force."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: FileBook | RedisBook) -> None:
         self._source = source
         self._callers: dict[bytes, Caller] | None = None
         self._tenants: frozenset[str] = frozenset()

@@ -184,7 +184,6 @@ def salted(caller: Caller, own: str | None) -> str | None:
 
 
 def _nearest(error: ValidationError) -> str:
-    """Suggest the known key that is most similar to the first unknown one."""
     for one in error.errors(include_input=False, include_context=False, include_url=False):
         if one["type"] == "extra_forbidden":
             kinds: dict[Any, type[BaseModel]] = {"tenants": Tenant, "keys": ApiKey}

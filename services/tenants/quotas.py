@@ -1,17 +1,189 @@
-"""Enforce all limits of a caller: its key's and its tenant's."""
+"""Enforce all limits of a caller, its key's and its tenant's.
+
+A router reports how many requests it runs, not changes of that number: late messages are ignored, and the
+requests of a dead router expire. A request takes two Redis calls, and each owner with running requests one
+more every `redis_keys.RENEW_S`.
+
+Rates are throttled-py's GCRA: a bucket of one period's worth, of which the time is stored at which it will be
+full again. There is no window boundary at which twice the rate passes. Corrections use our own code, because
+the library keeps the old number if the new one would be in the past.
+
+Uses undocumented parts of throttled: its store backends, one of them with our Redis client; the GCRA actions
+of throttled.rate_limiter.gcra and throttled.asyncio.rate_limiter.gcra, and the number that they store:
+seconds of time.monotonic in memory, and in Redis seconds of its TIME since the epoch in `settle.lua`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+
+from redis.asyncio import Redis
+from throttled.asyncio.rate_limiter.gcra import RedisLimitAtomicAction
+from throttled.asyncio.store import RedisStoreBackend
+from throttled.rate_limiter.gcra import MemoryLimitAtomicAction
+from throttled.store import BaseStoreBackend, MemoryStoreBackend
+from throttled.utils import now_mono_f
 
 from baton.keeping import keep
+from baton.services.tenants import redis_keys
 from baton.services.tenants.model import Caller, Limits, OverLimit
-from baton.services.tenants.rates import Rate, Rates
 from baton.services.tenants.shared import SharedStore
-from baton.services.tenants.slots import SlotLimit, Slots
 from baton.tasks import stop
+
+RETRY_S = 1.0  # a guess: when a slot will be free is not known
+_LEASE_MS = round(redis_keys.SLOT_LEASE_S * 1_000)
+_WHATEVER = -1
+
+
+class Slots:
+    """The running requests of this router, by owner."""
+
+    def __init__(self, shared: SharedStore | None, router_id: str, parts: int = 1) -> None:
+        """parts: how many processes divide an owner's slots; shares are rounded up."""
+        self.parts = parts
+        self.held: Counter[str] = Counter()
+        self._shared = shared
+        self._router_id = router_id
+        # Begin at the clock's time, so that numbers also grow over a restart; a double holds microseconds
+        # exactly.
+        self._numbers = itertools.count(time.time_ns() // 1_000)
+        self._script = shared.script("slots") if shared is not None else None
+
+    async def renew(self) -> None:
+        """Report all counts again, forever; run it as a task if routers share limits."""
+        while True:
+            await asyncio.sleep(redis_keys.RENEW_S)
+            for owner in list(self.held):
+                await self.say(owner, _WHATEVER)
+
+    async def say(self, owner: str, most: int) -> bool:
+        """Report this router's count. Return False if all routers together exceed the limit."""
+        shared, script = self._shared, self._script
+        if shared is None or script is None:
+            return True
+        key = redis_keys.slots(shared.topic, owner)
+        args: list[str | int] = [self._router_id, self.held[owner], next(self._numbers), most, _LEASE_MS]
+        return await shared.call(lambda: script(keys=[key], args=[*args])) != 0
+
+    def say_soon(self, owner: str) -> None:
+        if self._shared is not None:
+            self._shared.later(lambda: self.say(owner, _WHATEVER))
+
+
+class SlotLimit:
+    """The limit of one owner's concurrent requests (quotas.py). Calls to Redis report the whole count."""
+
+    __slots__ = ("_owner", "_slots", "field", "most")
+
+    def __init__(self, slots: Slots, owner: str, most: int) -> None:
+        self._slots = slots
+        self._owner = owner
+        self.field = "concurrency"
+        self.most = most
+
+    def take_here(self, amount: int) -> float | None:
+        held = self._slots.held
+        if held[self._owner] + amount > math.ceil(self.most / self._slots.parts):
+            return RETRY_S
+        held[self._owner] += amount
+        return None
+
+    async def take_shared(self, amount: int) -> float | None:
+        del amount
+        return None if await self._slots.say(self._owner, self.most) else RETRY_S
+
+    def give_here(self, amount: int) -> None:
+        held = self._slots.held
+        held[self._owner] -= amount
+        if held[self._owner] <= 0:
+            del held[self._owner]
+
+    def give_shared(self, amount: int) -> None:
+        del amount
+        self._slots.say_soon(self._owner)
+
+
+PERIODS = {"requests_per_s": 1.0, "tokens_per_min": 60.0}  # s
+MAX_BUCKETS = 100_000  # limit in memory (20 MB); the least recently used are dropped
+
+
+class _OurClient(RedisStoreBackend):
+    """The library's backend with our Redis client, whose errors it passes on."""
+
+    base_exceptions = ()
+
+    def __init__(self, client: Redis) -> None:
+        BaseStoreBackend.__init__(self)
+        self._client = client  # type: ignore[assignment]  # the library expects its own protocol
+
+
+class Rates:
+    """The buckets of one router, in memory and in Redis."""
+
+    def __init__(self, shared: SharedStore | None, parts: int = 1) -> None:
+        """parts: how many processes divide the rate; each still allows a whole burst."""
+        self.parts = parts
+        self.memory = MemoryStoreBackend(options={"MAX_SIZE": MAX_BUCKETS})
+        self.take_here = MemoryLimitAtomicAction(self.memory)
+        self.shared = shared
+        if shared is not None:
+            self.prefix = redis_keys.rate_prefix(shared.topic)
+            self.take_shared = RedisLimitAtomicAction(_OurClient(shared.client))
+            self.settle_shared = shared.script("settle")
+
+
+class Rate:
+    """The limit of one owner's rate: `most` in each period of `field` (quotas.py)."""
+
+    __slots__ = ("_interval", "_name", "_rates", "field", "most")
+
+    def __init__(self, rates: Rates, field: str, owner: str, most: int) -> None:
+        self._rates = rates
+        self._name = f"{field}:{owner}"
+        self._interval = PERIODS[field] / most * rates.parts
+        self.field = field
+        self.most = most
+
+    def take_here(self, amount: int) -> float | None:
+        limited, _, _, wait_s = self._rates.take_here.do([self._name], [self._interval, self.most, amount])
+        return float(wait_s) if limited else None
+
+    async def take_shared(self, amount: int) -> float | None:
+        rates = self._rates
+        if rates.shared is None:
+            return None
+        found = await rates.shared.call(
+            lambda: rates.take_shared.do([self._key], [self._interval, self.most, amount])
+        )
+        if found is None:
+            return None
+        limited, _, _, wait_s = found
+        return float(wait_s) if limited else None
+
+    def give_here(self, amount: int) -> None:
+        memory = self._rates.memory
+        with memory.lock:
+            now = now_mono_f()
+            full_at = max(now, float(memory.get(self._name) or now)) - amount * self._interval
+            if full_at > now:
+                memory.set(self._name, full_at, math.ceil(full_at - now))
+            else:
+                memory.delete(self._name)
+
+    def give_shared(self, amount: int) -> None:
+        rates = self._rates
+        if rates.shared is not None:
+            rates.shared.later(lambda: rates.settle_shared(keys=[self._key], args=[-amount * self._interval]))
+
+    @property
+    def _key(self) -> str:
+        return f"{self._rates.prefix}:{self._name}"
+
 
 _NOUNS = {
     "requests_per_s": "requests a second",
@@ -20,28 +192,11 @@ _NOUNS = {
 }
 
 
-class Limit(Protocol):
-    """One limit of one owner. Counts first in this router, then in the count that all routers share.
-
-    The router's own count is never above the shared one, so a refusal by it needs no Redis call: a client
-    that floods one router costs Redis next to nothing. While Redis is down, only the router's own count
-    applies.
-    """
-
-    field: str  # the limit's name in the book
-    most: int
-
-    def take_here(self, amount: int) -> float | None:
-        """Take from this router's count. Return None, or the seconds until it may succeed."""
-
-    async def take_shared(self, amount: int) -> float | None:
-        """Take from the shared count, after `take_here`. Return the same, or None while Redis is down."""
-
-    def give_here(self, amount: int) -> None:
-        """Give back to this router's count; a negative amount is taken without a check."""
-
-    def give_shared(self, amount: int) -> None:
-        """Do the same with the shared count, in the background."""
+# One limit of one owner, counted first in this router (`_here`), then in the count that all routers share.
+# To take returns None, or the seconds until it may succeed; a negative amount is given back without a check.
+# The router's own count is never above the shared one, so a refusal by it needs no Redis call. While Redis is
+# down, it alone applies.
+Limit = Rate | SlotLimit
 
 
 class Quotas:
@@ -89,7 +244,6 @@ class Quotas:
                 yield owner, Rate(self._rates, field, owner, most)
 
     async def _take(self, limits: Sequence[tuple[str, Limit]], amount: int) -> None:
-        """Take from all limits, or from none and raise OverLimit."""
         for at, (owner, limit) in enumerate(limits):
             wait_s = limit.take_here(amount)
             if wait_s is not None:

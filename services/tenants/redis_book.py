@@ -70,7 +70,6 @@ class RedisBook:
         await redis_link.hang_up(self._client)
 
     async def _fetch(self, seen: bytes | None) -> tuple[bytes | None, bytes]:
-        """Return the version, and the book if its version is not `seen`."""
         try:
             async with self._client.pipeline(transaction=False) as pipe:
                 if self._probe:

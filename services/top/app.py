@@ -17,9 +17,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 from baton.services.errors import ServiceError
-from baton.services.overview.changes import changes
 from baton.services.overview.commands import Kind, act
-from baton.services.overview.workers import GONE, Row, Workers
+from baton.services.overview.workers import GONE, Row, Workers, changes
 from baton.services.top import view
 from baton.services.top.view import Seen, share
 
@@ -183,7 +182,6 @@ class Top(App[None]):
         return "\n".join(lines)
 
     def _fill(self, found: Sequence[Row]) -> None:
-        """Show these workers. Only changed cells are written, unless the order changed."""
         table, wanted = self._table, {row.id: _cells(row) for row in found}
         if list(wanted) == list(self._shown):
             columns = list(table.columns)
@@ -219,7 +217,6 @@ class Top(App[None]):
             )
 
     def _selected(self) -> str:
-        """Return the id of the worker under the cursor, or ""."""
         ids = list(self._shown)
         at = self._table.cursor_row
         return ids[at] if 0 <= at < len(ids) else ""
@@ -275,7 +272,6 @@ class Top(App[None]):
         self._ask("Flip", f"it becomes a {other} worker", "role", other)
 
     def _ask(self, what: str, then: str, kind: Kind, role: str = "") -> None:
-        """Ask for confirmation, then act on the worker that was under the cursor."""
         name = self._selected()
         if not name:
             self.notify("no worker is selected", severity="warning")

@@ -111,14 +111,12 @@ def _mean(of: Iterable[float | None]) -> float | None:
 
 
 def _more(new: Sequence[int], old: Sequence[int]) -> list[int]:
-    """Return the increase of a histogram's counts."""
     if len(old) != len(new):
         return list(new)
     return [max(0, one - was) for one, was in zip(new, old, strict=True)]
 
 
 def _quantiles(counts: Sequence[Sequence[int]]) -> tuple[float, float] | None:
-    """Return the p50 and p99 of all histograms together in seconds, or None if they are empty."""
     filled = [one for one in counts if len(one) == len(SECONDS) + 1]
     total = [sum(column) for column in zip(*filled, strict=True)]
     half, most = quantile(total, SECONDS, 0.5), quantile(total, SECONDS, 0.99)

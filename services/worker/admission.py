@@ -1,14 +1,10 @@
 """Enforce a worker's limits: accept a request, or refuse it at once.
 
-Schedulers, and routers that place without one, may give away the same room within a few milliseconds. So the
-worker counts for itself, in the units of a booking (scheduler/booking.py).
-
-A request counts from its Start to its end, and its prompt until the first output. A booking lasts longer,
-from before the Start is sent until the router has seen the end, so a booked request always fits, unless the
-abort of another is still on its way. Room that classes reserve for others is enforced at placement only.
-
-Requests without a booking (a SAVE, a request that runs alone) are limited in number only. Not thread-safe:
-use it in the event loop's thread. A request costs 1.2 us in all, a refusal 1.7.
+Routers and schedulers may give away the same room within a few milliseconds, so the worker counts for itself,
+in the units of a booking (scheduler/booking.py): a request from its Start to its end, and its prompt until
+the first output. A booked request always fits, unless the abort of another is still on its way. Requests
+without a booking (a SAVE, a request that runs alone) are limited in number only. For the event loop's thread;
+1.2 us a request.
 """
 
 from __future__ import annotations
@@ -40,7 +36,6 @@ class Admission:
     """
 
     def __init__(self, limits: PlacementLimits) -> None:
-        """Refuse everything until `fit` is called."""
         self._limits = limits
         self.prompt_tokens = self.requests = self.blocks = self.extras = 0
         self._max_requests = self._max_blocks = self._max_extras = 0
@@ -53,7 +48,9 @@ class Admission:
     def take(self, start: Start) -> Share:
         """Count a request and return its share. Raises RequestRefused(FULL) with the limit reached."""
         if start.phase == PHASE_SAVE or start.alone_tokens:
-            share, problem = Share(extras=1), self._extras_problem()
+            share, problem = Share(extras=1), ""
+            if self.extras >= self._max_extras:
+                problem = f"{self.extras} of {self._max_extras} saves and trials: engine.max_num_seqs"
         elif start.phase == PHASE_PREFILL:
             share = Share(prompt_tokens=max(1, start.prompt_tokens), requests=1)
             problem = self._prompt_problem(share)
@@ -76,7 +73,6 @@ class Admission:
         share.prompt_tokens = 0
 
     def shared(self, share: Share, blocks: int) -> None:
-        """Give back KV blocks that the attempt shares with other requests."""
         less = min(blocks, share.blocks)
         self.blocks -= less
         share.blocks -= less
@@ -104,8 +100,3 @@ class Admission:
             return ""
         bound = f"{self.blocks} of {self._max_blocks} KV blocks"
         return f"{bound}, {share.blocks} more are needed: engine.kv_cache_gib"
-
-    def _extras_problem(self) -> str:
-        if self.extras < self._max_extras:
-            return ""
-        return f"{self.extras} of {self._max_extras} saves and trials: engine.max_num_seqs"

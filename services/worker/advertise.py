@@ -26,10 +26,7 @@ class Advertised:
 
 
 async def advertised(settings: Settings, port: int, wait_s: float) -> Advertised:
-    """Return the addresses of a worker whose gRPC server listens on `port`.
-
-    Raises StartError if it needs a scheduler to find its address and reaches none within `wait_s`.
-    """
+    """Return a worker's addresses. Raises StartError if it needs a scheduler and reaches none in `wait_s`."""
     listen, _ = addresses.split(settings.worker.listen)
     given, given_port = addresses.split(settings.worker.advertise) if settings.worker.advertise else ("", 0)
     kv_listen = settings.handoff.host or listen
@@ -42,10 +39,7 @@ async def advertised(settings: Settings, port: int, wait_s: float) -> Advertised
 
 
 async def address_towards(schedulers: str, wait_s: float) -> str:
-    """Return the local address of a connection to the first of the comma-separated schedulers that accepts.
-
-    Raises StartError after `wait_s` seconds.
-    """
+    """Return the local address of a connection to the first scheduler that accepts. Raises StartError."""
     deadline = time.monotonic() + wait_s
     while True:
         for scheduler in schedulers.split(","):

@@ -54,7 +54,6 @@ class RunningAttempt:
 
     @property
     def internal_id(self) -> str:
-        """The id in the engine, unique to the attempt."""
         return attempt_id(self.request_id, self.epoch)
 
     @property
@@ -66,8 +65,6 @@ class RunningAttempt:
 
 
 class Attempts:
-    """All attempts of this worker."""
-
     def __init__(self) -> None:
         self.on_end: Callable[[RunningAttempt], object] = lambda _: None  # called after an attempt has ended
         self._live: dict[str, RunningAttempt] = {}  # keyed by internal id
@@ -78,10 +75,7 @@ class Attempts:
         return len(self._live)
 
     def begin(self, attempt: RunningAttempt) -> RunningAttempt | None:
-        """Start an attempt, and end and return the older one that it replaces.
-
-        Raises RequestRefused(STALE) if this or a later attempt was here before.
-        """
+        """Start an attempt; end and return the older one. Raises RequestRefused(STALE)."""
         older = self._of_request.get(attempt.request_id)
         _, ended = self._ended.get(attempt.request_id, (0.0, (0, 0)))
         seen = max(ended, older.mark if older is not None else (0, 0))

@@ -37,7 +37,7 @@ from baton.services.engine.counts import Counts
 from baton.services.engine.errors import RankLost, RequestRefused
 from baton.services.engine.host import EngineHost
 from baton.services.engine.info import EngineInfo
-from baton.services.engine.requests import limits_of
+from baton.services.engine.requests import EngineLimits
 from baton.services.engine.step import EngineLoad, EngineStep
 from baton.services.errors import describe
 from baton.services.roles import Role
@@ -51,7 +51,7 @@ from baton.services.worker.grammars import Grammars
 from baton.services.worker.incoming import Event, code_of
 from baton.services.worker.media import MediaStore
 from baton.services.worker.metrics import WorkerMetrics
-from baton.services.worker.outgoing import Outgoing
+from baton.services.worker.outgoing import Kept, Outgoing
 from baton.services.worker.router_session import RouterSession
 
 logger = logging.getLogger(__name__)
@@ -107,10 +107,10 @@ class Dispatcher:
     # Called by the lifecycle.
 
     def open(self, info: EngineInfo, adapters: Sequence[AdapterFiles] = ()) -> None:
-        """Accept requests: the engine is loaded, with these adapters."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
         find, self._max_model_len = self.images.find if info.images else None, info.max_model_len
-        self._entrance.fit(limits_of(info, self._host.block_hasher, adapters, find))
+        limits = (info.max_model_len, info.vocabulary, self._host.block_hasher, info.steps)
+        self._entrance.fit(EngineLimits(*limits, adapters, find, info.image_tokens))
         capacity = scheduler_pb2.Capacity(num_blocks=info.num_blocks, max_num_seqs=info.max_num_seqs)
         self._admission.fit(capacity)
         self._closed_because = ""
@@ -120,7 +120,6 @@ class Dispatcher:
         self._role = role
 
     def drain(self) -> None:
-        """Refuse new requests; running ones continue."""
         self._closed_because = "this worker is draining"
 
     @property
@@ -182,7 +181,6 @@ class Dispatcher:
         return session
 
     def disconnect(self, session: RouterSession) -> None:
-        """End the requests of a closed stream, and release its handoffs."""
         self._sessions.pop(session.number, None)
         attempts = self._attempts.of_session(session.number)
         for attempt in attempts:
@@ -193,7 +191,6 @@ class Dispatcher:
         self.outgoing.release_of_session(session.number)
 
     def start(self, session: RouterSession, start: Start) -> None:
-        """Start a phase of an attempt; if it is refused, its router gets a Failed."""
         attempt = RunningAttempt(
             start.request_id,
             start.epoch,
@@ -241,10 +238,9 @@ class Dispatcher:
         self._entrance.begin(attempt, start)
 
     def _stop(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
-        """End an attempt at any stage, and tell its router why."""
         self._fail_all([(attempt, self._cut(attempt, code, message))])
 
-    # Called by the engine (engine.host.Listener).
+    # Called by the engine (engine.step.Listener).
 
     def on_step(self, step: EngineStep) -> None:
         """Send each router its part of a step's outputs and reports, in one reply."""
@@ -320,11 +316,7 @@ class Dispatcher:
         replies[attempt.session].failed.append(self._cut(attempt, code, str(saved.problem)))
 
     def _on_output(
-        self,
-        output: Any,
-        saves: dict[str, Saved],
-        drafts: Mapping[str, Sequence[int]],
-        replies: Replies,
+        self, output: Any, saves: dict[str, Saved], drafts: Mapping[str, Sequence[int]], replies: Replies
     ) -> bool:
         """Return whether the output goes to its router. Removes its save from `saves`."""
         attempt = self._attempts.live(output.request_id)
@@ -364,7 +356,6 @@ class Dispatcher:
         return True
 
     def _encoded(self, attempt: RunningAttempt, manifest: EmbeddingManifest) -> None:
-        """End an ENCODE whose embeddings were here."""
         self._send(attempt.session, RunReply(saved=[self.encodes.told(attempt, manifest, kept=True)]))
         self._end(attempt)
 
@@ -387,10 +378,7 @@ class Dispatcher:
         self._fail_all([(attempt, attempt.failed(refused.code, str(refused), refused.images))])
 
     def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
-        """Tell all routers that the engine failed, and which requests may have caused it.
-
-        After the loss of a rank no request is at fault: the routers only see their streams end.
-        """
+        """Tell all routers. If a rank was lost no request is at fault: they only see streams end."""
         why = self._closed_because = "this worker's engine failed"
         failed: list[tuple[RunningAttempt, Failed]] = []
         for attempt in self._attempts.all():
@@ -405,11 +393,7 @@ class Dispatcher:
             self.failed.set_result(error)
 
     def _fail_all(self, failed: Iterable[tuple[RunningAttempt, Failed]]) -> None:
-        """Send each router all of its failures in one message.
-
-        Of several messages a router might read only the first: if it then writes to the stream, which has
-        ended, gRPC drops the unread ones.
-        """
+        """Send each router all of its failures at once: after the first it may end the stream."""
         replies = Replies(RunReply)
         for attempt, message in failed:
             replies[attempt.session].failed.append(message)
@@ -430,17 +414,17 @@ class Dispatcher:
             self.outgoing.over(attempt.request_id, attempt.epoch)  # has no effect if the KV is kept
 
     def _cut(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> Failed:
-        """End an attempt in the engine too, and return what its router is told."""
         self._end(attempt)
         self._host.abort([attempt.internal_id])
         return attempt.failed(code, message)
 
     def _end(self, attempt: RunningAttempt) -> None:
-        """End an attempt that may have been in the engine, and count its drafts."""
         self._attempts.end(attempt)
         if self._drafting is not None:
             self._drafting.on_request(*outputs.drafts_of(attempt.prepared))
 
-    def _release(self, manifest: Manifest | None) -> None:
-        if manifest is not None:
-            self._handoffs.release_soon(manifest)
+    def _release(self, kept: Kept | None) -> None:
+        if isinstance(kept, Manifest):
+            self._handoffs.release_soon(kept)
+        elif kept is not None and self._host.shelf is not None:
+            self._host.shelf.release(kept)

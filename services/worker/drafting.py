@@ -33,7 +33,6 @@ class DraftMethod:
 
     @property
     def has_state(self) -> bool:
-        """Whether it has a draft model, which can fail silently."""
         return self.model_positions > 0
 
 
@@ -103,8 +102,6 @@ class DraftMetrics(Metrics):
 
 
 class Drafting:
-    """The drafts of one worker."""
-
     def __init__(self, method: DraftMethod, reference: float | None, registry: CollectorRegistry) -> None:
         """Expect `reference`, the acceptance rate of the first drafted position; learn it if None."""
         self.method = method

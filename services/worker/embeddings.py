@@ -101,10 +101,7 @@ class EmbeddingsComing:
     async def bring(
         self, attempt: RunningAttempt, encoded: Sequence[Encoded], rows: Mapping[str, int], left_s: float
     ) -> dict[str, Embeddings]:
-        """Return the embeddings by image. rows: their numbers; left_s: time until the request's deadline.
-
-        Raises RequestRefused(MEDIA).
-        """
+        """Return the embeddings by image. rows: how many; left_s: seconds left. Raises RequestRefused."""
         puller, names = self._puller, [one.identifier for one in encoded]
         if puller is None:
             raise RequestRefused(Failed.CODE_MEDIA, "this worker pulls no embeddings", names)
@@ -138,35 +135,25 @@ class EmbeddingsComing:
         self, puller: EmbeddingPuller, encoded: Encoded, rows: int, epoch: int, wait_s: float
     ) -> Embeddings:
         name, until_s = encoded.identifier, time.monotonic() + wait_s
-        told = _Told()
+        told, cancellation = _Told(), Cancellation(until_s)
         self._following.follow(told, encoded.source, epoch, wait_s)
         try:
-            found, transport = await self._pull(puller, await told.manifest, name, rows, until_s)
-        except HandoffError as error:
-            self._metrics.on_no_embeddings(type(error).__name__)
-            raise RequestRefused(
-                Failed.CODE_MEDIA, f"the embeddings of image {name} did not come: {error}", [name]
-            ) from None
-        except Exception as error:  # a transport of another package may raise anything
-            logger.exception("the embeddings of image %s cannot be pulled", name)
+            manifest = await told.manifest
+            found, transport = await asyncio.get_running_loop().run_in_executor(
+                self._threads, puller.pull, manifest, name, rows, cancellation
+            )
+        except Exception as error:
+            if not isinstance(error, HandoffError):  # a transport of another package may raise anything
+                logger.exception("the embeddings of image %s cannot be pulled", name)
             self._metrics.on_no_embeddings(type(error).__name__)
             raise RequestRefused(
                 Failed.CODE_MEDIA, f"the embeddings of image {name} did not come: {describe(error)}", [name]
             ) from None
         finally:
+            cancellation.set()
             told.cancel()
         self._metrics.on_embeddings(transport, found.data.nbytes)
         return found
-
-    async def _pull(
-        self, puller: EmbeddingPuller, manifest: EmbeddingManifest, name: str, rows: int, until_s: float
-    ) -> tuple[Embeddings, str]:
-        cancellation = Cancellation(until_s)
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._threads, puller.pull, manifest, name, rows, cancellation)
-        finally:
-            cancellation.set()
 
 
 class _Told:

@@ -17,14 +17,11 @@ from baton.services.worker.outgoing import Outgoing
 
 
 class Encodes:
-    """The ENCODEs of one worker."""
-
     def __init__(self, host: EngineHost, outgoing: Outgoing, metrics: WorkerMetrics) -> None:
         self._host = host
         self._outgoing = outgoing
         self._metrics = metrics
         self._computed = self._found = 0  # images
-        outgoing.release_embeddings = self._release
 
     def kept(self) -> Embeddings | None:
         """Return what this worker keeps; None unless it is an encode worker."""
@@ -36,7 +33,6 @@ class Encodes:
         )
 
     def finished(self, attempt: RunningAttempt) -> Saved:
-        """Handle the end of an image in the engine, which kept its embeddings if there was room."""
         shelf = self._host.shelf
         manifest = shelf.manifest(*image_of(attempt.prepared)) if shelf is not None else None
         return self.told(attempt, manifest, kept=False)
@@ -55,7 +51,3 @@ class Encodes:
             self._computed += not kept
             told.saved_at_s = time.monotonic()
         return told
-
-    def _release(self, manifest: EmbeddingManifest) -> None:
-        if self._host.shelf is not None:
-            self._host.shelf.release(manifest)

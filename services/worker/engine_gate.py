@@ -1,13 +1,10 @@
 """Run suspect requests alone: while one runs, no engine step includes another request.
 
 A router asks for this if an engine failed while the request was running. Running requests get `GRACE_S` to
-finish and are then moved to other workers, as at the end of a drain. Requests that wait for KV from a source
-stay, because no step includes them before they have their first token. New requests, and first tokens that
-arrive, are held and passed to the engine in order afterwards.
-
-Suspects of all routers run one after another. Other requests are held for at most `TURN_S`: a suspect that
-takes longer is sent back to its router, to be tried again later, and the engine is emptied again only after
-the others have run for as long as they were held.
+finish and are then moved to other workers; requests that wait for KV stay. New requests, and first tokens,
+are held and passed on in order afterwards. Suspects run one after another. Others are held for at most
+`TURN_S`: a suspect that takes longer is sent back, and the engine is emptied again only after the others have
+run as long.
 """
 
 from __future__ import annotations
@@ -32,10 +29,7 @@ Begin = Callable[[], None]
 
 
 class EngineGate:
-    """The gate between a worker's attempts and its engine. For the event loop's thread.
-
-    Invariant: while `_now` is set, no engine step includes another live attempt.
-    """
+    """For the event loop's thread. Invariant: while `_now` is set, no step includes another live attempt."""
 
     def __init__(self, attempts: Attempts, move_on: Callable[[list[RunningAttempt]], None]) -> None:
         """Use `move_on` to abort attempts, so that their routers place them elsewhere."""
@@ -109,7 +103,7 @@ class EngineGate:
                 self._release(now)
 
     def _make_way(self, now: float) -> None:
-        inside = self._inside()
+        inside = [one for one in self._attempts.all() if one.inside]
         if not self._holds:
             if inside and now < self._rests_until:
                 self._look_at(self._rests_until)
@@ -147,9 +141,6 @@ class EngineGate:
                 step()
         if self._alone:
             self._look_at(self._rests_until)
-
-    def _inside(self) -> list[RunningAttempt]:
-        return [one for one in self._attempts.all() if one.inside]
 
     def _look_at(self, when: float) -> None:
         if self._timer is not None:

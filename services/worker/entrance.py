@@ -34,8 +34,6 @@ Fail = Callable[[RunningAttempt, Failed.Code, str], None]
 
 
 class Entrance:
-    """The way into one engine."""
-
     def __init__(
         self,
         host: EngineHost,
@@ -66,7 +64,6 @@ class Entrance:
             self._embeddings.fit(self._host.embedding_puller())
 
     async def close(self) -> None:
-        """Cancel everything that waits and close connections."""
         for task in self._preparing:
             task.cancel()
         self._grammars.close()
@@ -75,7 +72,6 @@ class Entrance:
         await self._following.close()
 
     def ended(self, attempt: RunningAttempt) -> None:
-        """Give back what an attempt took here."""
         self._gate.ended(attempt)
         self._embeddings.room.give_back(attempt)
 
@@ -94,8 +90,7 @@ class Entrance:
             return
         if start.phase == PHASE_SAVE or not (start.source.address and start.source.key):
             raise RequestRefused(
-                Failed.CODE_INVALID,
-                "a source needs an address and a key, and is for a PREFILL or a DECODE",
+                Failed.CODE_INVALID, "a source needs an address and a key, and is for a PREFILL or a DECODE"
             )
         held = start.phase == PHASE_PREFILL
         within_s: float | None = BEGINNING_S
@@ -119,7 +114,6 @@ class Entrance:
             self._let_in(attempt)
 
     def begin_load(self, attempt: RunningAttempt, manifest: Manifest) -> None:
-        """Let the submitted request pull the available KV."""
         self._gate.then(attempt, partial(self._host.begin_load, attempt.internal_id, attempt.epoch, manifest))
 
     def resume(self, attempt: RunningAttempt, complete: Complete) -> None:
@@ -135,12 +129,10 @@ class Entrance:
         self._fail(attempt, code, str(problem))
 
     def do_without(self, attempt: RunningAttempt, problem: Problem) -> None:
-        """Record why the whole prompt is computed here."""
         self._metrics.on_not_loaded(problem)
         logger.info("a prompt is computed from its beginning: %s", problem, extra=attempt.log_fields)
 
     def _encode(self, attempt: RunningAttempt, start: Start) -> None:
-        """Answer with embeddings that are here, or have the engine compute the image."""
         attempt.prepared = self._prepare(attempt, start, None)
         name, rows = requests.image_of(attempt.prepared)
         shelf = self._host.shelf
@@ -178,24 +170,27 @@ class Entrance:
         self._later(attempt, self._bring(attempt, start, rows))
 
     async def _bring(self, attempt: RunningAttempt, start: Start, rows: Mapping[str, int]) -> None:
-        """Bring an attempt's embeddings, then begin it. Cancelled when the attempt ends."""
-        try:
-            found = await self._embeddings.bring(attempt, start.encoded, rows, start.left_s)
-            attempt.images, attempt.preparing = {**(attempt.images or {}), **found}, None
-            self._begin(attempt, start)
-        except Exception as error:  # otherwise the request would wait forever
-            if not isinstance(error, RequestRefused):
-                logger.exception("request %s cannot begin", attempt.request_id, extra=attempt.log_fields)
-            attempt.preparing = None
-            self._refuse(attempt.internal_id, error)
+        found = await self._embeddings.bring(attempt, start.encoded, rows, start.left_s)
+        attempt.images, attempt.preparing = {**(attempt.images or {}), **found}, None
+        self._begin(attempt, start)
 
     def _later(self, attempt: RunningAttempt, work: Coroutine[Any, Any, None]) -> None:
-        task = attempt.preparing = asyncio.create_task(work)
+        task = attempt.preparing = asyncio.create_task(self._guard(attempt, work))
         self._preparing.add(task)
         task.add_done_callback(self._preparing.discard)
 
+    async def _guard(self, attempt: RunningAttempt, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # otherwise the request would wait forever
+            if not isinstance(error, RequestRefused | ValueError):
+                logger.exception("request %s cannot begin", attempt.request_id, extra=attempt.log_fields)
+            if not isinstance(error, RequestRefused):
+                error = RequestRefused(Failed.CODE_INVALID, describe(error))
+            attempt.preparing = None
+            self._refuse(attempt.internal_id, error)
+
     def _finder(self, attempt: RunningAttempt) -> FindImage | None:
-        """Return where an attempt finds its images; None if the engine takes none."""
         kept, received = self._limits.find_image, attempt.received
         if kept is None or received is None:
             return kept
@@ -205,25 +200,9 @@ class Entrance:
         self._gate.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
 
     async def _compile(self, attempt: RunningAttempt, party: int) -> None:
-        """Compile an attempt's grammar, then let it in. Cancelled when the attempt ends."""
-        problem: RequestRefused | None = None
-        try:
-            await self._grammars.prepare(attempt.prepared.request, party or -attempt.session)
-        except RequestRefused as refused:
-            problem = refused
-        except Exception as error:  # otherwise the request would wait forever
-            if not isinstance(error, ValueError):
-                logger.exception(
-                    "the grammar of request %s cannot be compiled",
-                    attempt.request_id,
-                    extra=attempt.log_fields,
-                )
-            problem = RequestRefused(Failed.CODE_INVALID, describe(error))
+        await self._grammars.prepare(attempt.prepared.request, party or -attempt.session)
         attempt.preparing = None
-        if problem is not None:
-            self._refuse(attempt.internal_id, problem)
-        else:
-            self._let_in(attempt)
+        self._let_in(attempt)
 
     def _prepare(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> Prepared:
         limits, received = self._limits, attempt.received

@@ -18,18 +18,8 @@ import grpc
 import grpc.aio
 
 from baton import rpc
+from baton.handoff import errors
 from baton.handoff.channels import ChannelCache
-from baton.handoff.errors import (
-    AlreadyTaken,
-    HandoffError,
-    MalformedManifest,
-    SourceBusy,
-    SourceError,
-    SourceTimeout,
-    TransportFailed,
-    UnknownHandoff,
-    WrongTicket,
-)
 from baton.handoff.reports import Problem
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest, Source
@@ -46,20 +36,20 @@ PAUSE_S = 0.05  # longest pause before a call is retried
 MAX_CHANNELS = 256  # beyond this, idle ones are closed; gRPC disconnects an idle one after 30 minutes
 
 # The source refuses. Any other status means that the call broke.
-_REFUSALS: Mapping[grpc.StatusCode, type[HandoffError]] = MappingProxyType(
+_REFUSALS: Mapping[grpc.StatusCode, type[errors.HandoffError]] = MappingProxyType(
     {
-        grpc.StatusCode.NOT_FOUND: UnknownHandoff,
-        grpc.StatusCode.PERMISSION_DENIED: WrongTicket,
-        grpc.StatusCode.RESOURCE_EXHAUSTED: SourceBusy,
-        grpc.StatusCode.ABORTED: AlreadyTaken,
-        grpc.StatusCode.UNIMPLEMENTED: SourceError,
+        grpc.StatusCode.NOT_FOUND: errors.UnknownHandoff,
+        grpc.StatusCode.PERMISSION_DENIED: errors.WrongTicket,
+        grpc.StatusCode.RESOURCE_EXHAUSTED: errors.SourceBusy,
+        grpc.StatusCode.ABORTED: errors.AlreadyTaken,
+        grpc.StatusCode.UNIMPLEMENTED: errors.SourceError,
     }
 )
 _NOT_READY = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 
 
 class _FailureError(Exception):
-    def __init__(self, event: Event, problem: HandoffError, *, broke: bool = False) -> None:
+    def __init__(self, event: Event, problem: errors.HandoffError, *, broke: bool = False) -> None:
         super().__init__(str(problem))
         self.event = event
         self.problem = problem
@@ -110,17 +100,16 @@ class Following:
             async with asyncio.timeout(within_s):
                 await self._hear(incoming, source, epoch)
         except TimeoutError:
-            failure = _FailureError(Event.LATE, SourceTimeout(f"{who} was not done in time"))
+            failure = _FailureError(Event.LATE, errors.SourceTimeout(f"{who} was not done in time"))
         except _FailureError as error:
             failure = error
         except Exception as error:  # otherwise the attempt would wait forever
             logger.exception("replies of %s about request %s cannot be used", who, source.request_id)
-            failure = _FailureError(Event.WRONG, SourceError(f"{who}: {describe(error)}"))
+            failure = _FailureError(Event.WRONG, errors.SourceError(f"{who}: {describe(error)}"))
         if failure is not None:
             incoming.on_failed(failure.event, Problem.of(failure.problem))
 
     async def _hear(self, incoming: Follower, source: Source, epoch: int) -> None:
-        """Pass on the source's replies until its prompt is complete. Raises _FailureError."""
         try:
             await self._call(incoming, source, epoch, CONNECT_S)
         except _FailureError as failure:
@@ -148,7 +137,7 @@ class Following:
             raise _broken(source, error, connected) from None
         finally:
             self._channels.end(kept)
-        hung_up = TransportFailed("the source hung up before its prompt was complete")
+        hung_up = errors.TransportFailed("the source hung up before its prompt was complete")
         raise _FailureError(Event.LOST, hung_up, broke=True)
 
     # Channels.
@@ -160,10 +149,7 @@ class Following:
 
 
 async def _connected(channel: grpc.aio.Channel, within_s: float) -> bool:
-    """Wait until a channel connects or fails; gRPC alone would try for 20 s. Return whether it connected.
-
-    Raises _FailureError.
-    """
+    """Wait until a channel connects or fails (gRPC alone: 20 s); return which. Raises _FailureError."""
     state = channel.get_state(try_to_connect=True)
     try:
         async with asyncio.timeout(within_s):
@@ -171,7 +157,7 @@ async def _connected(channel: grpc.aio.Channel, within_s: float) -> bool:
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError:
-        problem = TransportFailed(f"no connection to the source within {within_s:g} s")
+        problem = errors.TransportFailed(f"no connection to the source within {within_s:g} s")
         raise _FailureError(Event.LOST, problem) from None
     return state is grpc.ChannelConnectivity.READY
 
@@ -188,7 +174,7 @@ def _pass_on(reply: FollowReply, incoming: Follower) -> bool:
     if said == "problem":
         raise _FailureError(Event.REFUSED, Problem(reply.problem.name, reply.problem.text).to_error())
     raise _FailureError(
-        Event.WRONG, MalformedManifest("the source sent a reply that this version does not know")
+        Event.WRONG, errors.MalformedManifest("the source sent a reply that this version does not know")
     )
 
 
@@ -198,7 +184,7 @@ def _broken(source: Source, error: grpc.RpcError, connected: bool) -> _FailureEr
     text = f"{_name(source)} cannot be followed: {code.name}: {why}"
     if (refusal := _REFUSALS.get(code)) is not None:
         return _FailureError(Event.REFUSED, refusal(text))
-    return _FailureError(Event.LOST, TransportFailed(text), broke=connected)
+    return _FailureError(Event.LOST, errors.TransportFailed(text), broke=connected)
 
 
 def _name(source: Source) -> str:

@@ -28,10 +28,7 @@ LOADING_SILENCE_S = 20.0
 
 
 def gang_of(settings: Settings) -> scheduler_pb2.Gang | None:
-    """Return the gang that a worker or limb is to join, if any, as the scheduler sees it: without limbs.
-
-    Raises ConfigError if the settings disagree.
-    """
+    """Return the gang to join, if any, as the scheduler sees it: without limbs. Raises ConfigError."""
     own, engine = settings.worker, settings.engine
     size, why = engine.members, f"engine.data_parallel_size is {engine.data_parallel_size}"
     if engine.nodes > 1:
@@ -58,10 +55,7 @@ def is_limb(settings: Settings) -> bool:
 
 
 async def own_host(settings: Settings, kv_host: str) -> str:
-    """Return the IP address at which a gang's other members reach ranks here. Raises StartError.
-
-    kv_host: the host at which others reach saved KV
-    """
+    """Return the IP at which members reach ranks here; kv_host: where KV is reached. Raises StartError."""
     if settings.engine.nodes == 1:
         return LOOPBACK
     try:
@@ -84,8 +78,6 @@ async def own_host(settings: Settings, kv_host: str) -> str:
 
 
 class WorkerGang:
-    """The gang of one worker or limb."""
-
     def __init__(
         self,
         identity: scheduler_pb2.WorkerIdentity,
@@ -115,7 +107,6 @@ class WorkerGang:
         self.life = ""  # the id of rank 0's worker, / and a random text
 
     def add_to(self, server: Any) -> None:
-        """Serve the other members, if this is rank 0."""
         if isinstance(self.link, Leader):
             gang_pb2_grpc.add_GangServicer_to_server(self.link, server)  # type: ignore[no-untyped-call]
 
@@ -129,18 +120,13 @@ class WorkerGang:
         return GangRank(seat.rank, world.host, world.store_port, own)
 
     def serve(self) -> None:
-        """Tell the gang that this worker's engine is loaded."""
         self.link.tell(gang_pb2.STAGE_SERVING)
 
     def drain(self) -> None:
-        """Have the others drain, too."""
         self.link.tell(gang_pb2.STAGE_DRAINING)
 
     async def end(self, within_s: float, failed: asyncio.Future[Any]) -> None:
-        """Tell the gang that this worker is drained, and wait until all are, or `within_s` seconds.
-
-        failed: this worker's engine has failed; then leave at once, because the others wait for it.
-        """
+        """Tell the gang that this worker is drained; wait for the others, unless its engine has `failed`."""
         if not failed.done():
             self.link.tell(gang_pb2.STAGE_DRAINED)
             await self.drained(within_s, failed)
@@ -179,7 +165,6 @@ class WorkerGang:
 
 
 def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings, own_host: str) -> dict[str, str]:
-    """Return the facts that must be equal in all members, as texts."""
     engine = settings.engine.model_dump(mode="json")
     extra = json.dumps(engine.pop("extra"), sort_keys=True)  # may hold a token
     near = ipaddress.ip_address(own_host).is_loopback

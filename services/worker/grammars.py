@@ -19,7 +19,6 @@ class Grammars:
         self._house = house
 
     async def open(self) -> None:
-        """Prepare for the model of the loaded engine."""
         await self._house.open(Context.of(self._host.grammars.config))
 
     def close(self) -> None:

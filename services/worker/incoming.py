@@ -1,9 +1,8 @@
 """The state machine of an attempt whose KV, or the KV of its prompt's beginning, comes from another worker.
 
-Its events come from the source (services/worker/following.py), the engine, and the end of the attempt. A
-DECODE is in the engine from its Start on, with its blocks reserved, and needs the KV. Two kinds of requests
-are held here until the source has completed: those that cannot be built without their first token
-(`Prepared.late`), and prompts whose beginning is pulled, which can also be computed whole.
+A DECODE is in the engine from its Start on, with its blocks reserved. Held here until the source has
+completed are requests that need their first token to be built (`Prepared.late`), and prompts whose beginning
+is pulled, which can also be computed whole. TRANSITIONS and OPTIONAL encode this picture:
 
     ASKED ──begun──► BEGUN ──complete──► COMPLETE ──loaded──► LOADED
       └──────────────────complete───────────▲
@@ -11,10 +10,7 @@ are held here until the source has completed: those that cannot be built without
     all but OVER ──cancelled──► OVER
     a prompt's beginning: ASKED, BEGUN ──refused, lost, late, wrong──► WHOLE ◄──wrong── COMPLETE
 
-TRANSITIONS and OPTIONAL encode this picture. Not thread-safe: used in the event loop's thread.
-
-Invariants: an attempt is submitted once and gets its token once; no event has an effect in OVER, and only
-the attempt's end has one in WHOLE.
+For the event loop's thread. An attempt is submitted once and gets its token once.
 """
 
 from __future__ import annotations
@@ -116,7 +112,6 @@ class Incoming:
 
     @property
     def loads(self) -> bool:
-        """Whether the KV is not in the engine's cache yet."""
         return self.waits or self.state is State.COMPLETE
 
     def hear(self, event: Event) -> bool:
@@ -133,7 +128,6 @@ class Incoming:
             self._entrance.begin_load(self._attempt, manifest)
 
     def on_complete(self, complete: Complete) -> None:
-        """Pass the source's final answer to the engine."""
         if not self.hear(Event.COMPLETE):
             return
         held, self._held = self._held, None

@@ -49,10 +49,7 @@ _HEAVY = (
 
 
 def preload() -> None:
-    """Import slow modules, so that processes forked from this one start in seconds.
-
-    Starts no thread and opens no connection, because neither survives a fork.
-    """
+    """Import slow modules, for quick forks. Starts no thread and no connection: neither survives a fork."""
     import_all(_HEAVY)
 
 

@@ -58,10 +58,7 @@ class Limb:
         )
 
     async def run(self) -> int:
-        """Run until the gang ends, return the exit status.
-
-        Raises StartError, PeerRefused, ConfigError, EngineFailed.
-        """
+        """Run until the gang ends; return the exit status. Raises StartError, PeerRefused, EngineFailed."""
         stop = stop_on_signals()
         listen, _ = addresses.split(self._settings.worker.listen)
         rpc.check_exposure("handoff.host", self._settings.handoff.host or listen)
@@ -88,7 +85,6 @@ class Limb:
 
         meeting = asyncio.create_task(gang.meet())
         if not await done_or_stopped(meeting, "waiting for the rest of its gang", stop, gang):
-            meeting.cancel()
             return
         rank = await meeting
         plan = EnginePlan(
@@ -113,7 +109,6 @@ class Limb:
     async def _serve(
         self, stop: asyncio.Event, gang: WorkerGang, failed: asyncio.Future[EngineFailed]
     ) -> None:
-        """Serve until the gang has drained. Raises EngineFailed."""
         link = gang.link
         ends = [asyncio.create_task(event.wait()) for event in (stop, link.draining)]
         waited: list[asyncio.Future[Any]] = [*ends, link.lost, failed]

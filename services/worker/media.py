@@ -55,11 +55,7 @@ class MediaStore:
 
 
 class Received:
-    """The images that came on one stream for the next Start that needs some.
-
-    That Start gets them from here: other routers' images may have replaced them in the store. Starts that
-    need none may come in between.
-    """
+    """The images that came on one stream for its next Start that needs some."""
 
     def __init__(self) -> None:
         self._items: dict[str, tuple[Any, int]] = {}  # with sizes in bytes

@@ -44,8 +44,7 @@ class WorkerMetrics(Metrics):
     _handoffs_save_failed = counter("Prompts whose KV could not be saved")
     _handoffs_loaded = counter("Handoffs pulled and loaded", "transport")
     _handoffs_load_failed = counter(
-        "Handoffs not loaded, by error; NothingSaved: the request ended at the prefill worker",
-        "error",
+        "Handoffs not loaded, by error; NothingSaved: the request ended at the prefill worker", "error"
     )
     _handoff_bytes = counter("Bytes pulled", "transport")
     _embeddings_images = gauge("Images whose embeddings this encode worker keeps")
@@ -76,7 +75,6 @@ class WorkerMetrics(Metrics):
         self._num_blocks = num_blocks
 
     def on_step(self, step: EngineStep) -> None:
-        """Count a step that had work or outputs."""
         self._requests_running.set(step.load.running)
         self._requests_waiting.set(step.load.waiting)
         if step.failed:
@@ -128,7 +126,6 @@ class WorkerMetrics(Metrics):
         self._embeddings_found.inc(kept.found - before.found)
 
     def on_embeddings(self, transport: str, size: int) -> None:
-        """Count an image whose embeddings came, in `size` bytes."""
         self._embeddings_loaded.labels(transport).inc()
         self._embeddings_loaded_bytes.labels(transport).inc(size)
 

@@ -104,10 +104,7 @@ class Node:
         self._fence = 0  # the fence of the last autoscaler that changed its role
 
     async def run(self) -> int:
-        """Run the worker, return the exit status. If it ends while the engine loads, that thread continues.
-
-        Raises StartError, PeerRefused, ConfigError, EngineFailed.
-        """
+        """Run; return the exit status. Raises StartError, PeerRefused, ConfigError, EngineFailed."""
         self._stop = stop_on_signals()
         server = rpc.aio_server()
         port = self._bind(server)
@@ -168,12 +165,7 @@ class Node:
             self._drafting = Drafting(method, reference, metrics.registry)
         grammars = Grammars(host, self._house)
         dispatcher = self._dispatcher = Dispatcher(
-            self._role,
-            self._settings.scheduler,
-            host,
-            metrics,
-            self._drafting,
-            grammars=grammars,
+            self._role, self._settings.scheduler, host, metrics, self._drafting, grammars=grammars
         )
         heartbeat_s = self._settings.scheduler.heartbeat_s
         become = partial(self._become, session)
@@ -199,7 +191,6 @@ class Node:
                 stack.push_async_callback(self._gang.link.close)
                 meeting = asyncio.create_task(self._gang.meet())
                 if not await self._done_or_stopped(meeting, "waiting for the rest of its gang"):
-                    meeting.cancel()
                     return 0
                 load = partial(load, await meeting, self._gang.link.ring)
                 session.identity.gang.life = mine.gang.life = self._gang.life  # read by Hello
@@ -208,7 +199,6 @@ class Node:
             logger.info("loading %s", self._settings.engine.model)
             loading = asyncio.create_task(load())
             if not await self._done_or_stopped(loading, "loading"):
-                loading.cancel()
                 return 0
             info = await loading
             self._metrics.set_blocks(info.free_blocks if self._role.generates else 0)
@@ -234,7 +224,6 @@ class Node:
     # Serving and draining.
 
     async def _serve(self, session: WorkerSession, dispatcher: Dispatcher, host: EngineHost) -> None:
-        """Serve until a signal, an operator or its gang ends it, then drain. Raises EngineFailed."""
         events = [self._stop, session.draining]
         if self._gang is not None:
             self._gang.serve()
@@ -265,7 +254,6 @@ class Node:
             raise EngineFailed(f"the engine failed: {describe(error)}") from error
 
     async def _drain(self, dispatcher: Dispatcher, host: EngineHost) -> None:
-        """Wait until all requests have ended and all KV was pulled, or worker.drain_timeout_s has passed."""
         began = time.monotonic()
         deadline = began + self._settings.worker.drain_timeout_s
         logger.info("draining: %d requests, %d handoffs to pull", dispatcher.requests, self._staged.handoffs)
@@ -291,7 +279,6 @@ class Node:
             await asyncio.sleep(POLL_S)
 
     async def _watch_pinned(self, host: EngineHost) -> None:
-        """Ask the ranks once per heartbeat for the saved KV that waits to be pulled."""
         while True:
             staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
             if staged is not None:
@@ -309,7 +296,6 @@ class Node:
         return await done_or_stopped(work, what, self._stop, self._gang)
 
     def _bind(self, server: grpc.aio.Server) -> int:
-        """Bind the gRPC port. Raises StartError if it is taken, and NotSecured."""
         listen = addresses.join(*addresses.split(self._settings.worker.listen))
         rpc.check_exposure("handoff.host", self._settings.handoff.host or "127.0.0.1")
         port = rpc.listen(server, "worker.listen", listen)
@@ -321,7 +307,6 @@ class Node:
         return port
 
     async def _advertise(self, port: int) -> None:
-        """Find and set the advertised addresses. Raises StartError."""
         found = await advertised(self._settings, port, SCHEDULER_WAIT_S)
         self._identity.address, self._kv_host = found.worker, found.kv_host
         listen = self._settings.worker.listen
@@ -355,7 +340,6 @@ class Node:
         return ""
 
     def _unable(self, role: Role) -> str:
-        """Return why this engine cannot take a role; empty if it can."""
         if not self._identity.HasField("capacity"):
             return "its engine is still loading"
         if role.generates != self._role.generates:

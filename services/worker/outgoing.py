@@ -1,20 +1,16 @@
 """Offer the KV of prompts, or the embeddings of images, computed here to the workers that follow them.
 
-A router draws a key for a PREFILL, a SAVE or an ENCODE, and gives it to this worker and to the one that
-needs the result. That worker calls `Follow` (protos/worker.proto) with the key, before the attempt arrives,
-during the prompt or later. It gets a `begun` if the KV can be pulled early, and one final reply, each as soon
-as possible.
+A router draws a key for a PREFILL, a SAVE or an ENCODE, and gives it to this worker and to the one that needs
+the result, which calls `Follow` (protos/worker.proto) with it at any time. That worker gets a `begun` if the
+KV can be pulled early, and one final reply.
 
     PROMISED ──begun──► BEGUN ──complete──► KEPT        one step: PROMISED ──complete──► KEPT
        │                  │                   │
        └──────────────────┴───────────────────┴──over──► NOTHING ──REMEMBER_S──► forgotten
 
-Not thread-safe: used in the event loop's thread. Invariants:
-
-- A request has one handoff, that of its latest attempt.
-- A handoff has at most one follower: a second one replaces the first. Each gets exactly one final reply.
-- KV and embeddings are released when their handoff ends for any reason. A handoff does not end when its
-  follower leaves, but when the router releases it or its stream ends.
+For the event loop's thread. Invariants: a request has one handoff, of its latest attempt, with at most one
+follower; a second one replaces it. What a handoff keeps is released when it ends: when its router releases it
+or the router's stream ends, not when its follower leaves.
 """
 
 from __future__ import annotations
@@ -42,6 +38,8 @@ MAX_WAITING = 1024  # followers that wait for an attempt; an open call takes 15 
 REMEMBER_S = 10.0  # how long an attempt's end is remembered for a late follower
 MAX_REMEMBERED = 4096
 _ENDS = "this worker is shutting down"
+
+Kept = Manifest | EmbeddingManifest
 
 
 class State(IntEnum):
@@ -109,8 +107,7 @@ class _Handoff:
     key: bytes
     ends_s: float  # the deadline of its request
     state: State = State.PROMISED
-    manifest: Manifest | None = None  # describes the KV that can be pulled
-    embedding: EmbeddingManifest | None = None
+    manifest: Kept | None = None  # describes what can be pulled
     end: FollowReply | None = None
     until_s: float = 0.0  # the end of its lease; in NOTHING, when to forget it
     follower: Follower | None = None
@@ -128,12 +125,9 @@ class _Handoff:
 
 
 class Outgoing:
-    """The handoffs of this worker and their followers."""
-
-    def __init__(self, release: Callable[[Manifest], object]) -> None:
-        """Use `release` to release KV; it must not block."""
+    def __init__(self, release: Callable[[Kept], object]) -> None:
+        """Use `release` to release KV and embeddings; it must not block."""
         self._release = release
-        self.release_embeddings: Callable[[EmbeddingManifest], object] = lambda _: None
         self._handoffs: dict[str, _Handoff] = {}  # keyed by request id
         self._leased: OrderedDict[str, _Handoff] = OrderedDict()  # sorted by the end of the lease
         self._past: OrderedDict[str, _Handoff] = OrderedDict()  # their state is NOTHING; oldest first
@@ -144,10 +138,7 @@ class Outgoing:
     # Progress of an attempt.
 
     def begin(self, request_id: str, epoch: int, key: bytes, session: int, left_s: float) -> None:
-        """Register an attempt whose KV will be saved; ignored unless its epoch is a new one.
-
-        left_s: time until the request's deadline
-        """
+        """Register an attempt of a new epoch, whose KV will be saved. left_s: time until its deadline."""
         if (older := self._handoffs.get(request_id)) is not None and older.epoch >= epoch:
             return
         self.supersede(request_id, epoch)
@@ -172,15 +163,12 @@ class Outgoing:
             handoff.tell(FollowReply(begun=manifest))
 
     def complete(self, request_id: str, epoch: int, complete: Complete) -> None:
-        """Tell the follower, and later ones, that all KV is saved."""
         handoff = self._of(request_id, epoch)
-        manifest = complete.manifest if complete.HasField("manifest") else None
-        embedding = complete.embedding if complete.HasField("embedding") else None
+        manifest = complete.embedding if complete.HasField("embedding") else complete.manifest
         if handoff is None or not handoff.move(State.KEPT):
-            self._let_go(manifest, embedding)  # its router has released it already
+            self._release(manifest)  # its router has released it already
             return
-        handoff.embedding = embedding
-        self._lease(handoff, manifest, (manifest or complete.embedding).lease_s)
+        self._lease(handoff, manifest, manifest.lease_s)
         handoff.end = FollowReply(complete=complete)
         handoff.tell(handoff.end)
 
@@ -200,7 +188,6 @@ class Outgoing:
     # Release.
 
     def release(self, request_id: str) -> None:
-        """Release a request's KV, as its router asks."""
         if (handoff := self._handoffs.get(request_id)) is not None:
             self._end(handoff, Problem.of(UnknownHandoff("its router has released it")))
 
@@ -237,16 +224,15 @@ class Outgoing:
         """Return the manifests of KV that is not released and whose request may still run."""
         self.forget_expired()
         now = time.monotonic()
-        return [
-            one.manifest for one in self._leased.values() if one.manifest is not None and one.ends_s >= now
-        ]
+        leased = ((one.manifest, one.ends_s) for one in self._leased.values())
+        return [kept for kept, ends_s in leased if isinstance(kept, Manifest) and ends_s >= now]
 
     def renewed(self, asked: Iterable[Manifest], held: Collection[tuple[str, int]], at_s: float) -> None:
         """Renew those leases, of the ones `asked` about at `at_s`, that the ranks `held`; end the others."""
         gone = {id(one) for one in asked if (one.request_id, one.epoch) not in held}
         for handoff in list(self._leased.values()):
             manifest = handoff.manifest
-            if manifest is None:
+            if not isinstance(manifest, Manifest):
                 continue
             if id(manifest) in gone:
                 self._lapse(handoff, UnknownHandoff("it was pulled, or its lease has ended"))
@@ -317,7 +303,7 @@ class Outgoing:
         handoff.follower = follower
         if handoff.end is not None:
             follower.say(handoff.end)
-        elif handoff.manifest is not None:
+        elif isinstance(handoff.manifest, Manifest):
             follower.say(FollowReply(begun=handoff.manifest))
 
     def _leave(self, name: tuple[str, int], follower: Follower) -> None:
@@ -335,8 +321,7 @@ class Outgoing:
         handoff = self._handoffs.get(request_id)
         return handoff if handoff is not None and handoff.epoch == epoch else None
 
-    def _lease(self, handoff: _Handoff, manifest: Manifest | None, lease_s: float) -> None:
-        """Start a lease. manifest: of KV."""
+    def _lease(self, handoff: _Handoff, manifest: Kept, lease_s: float) -> None:
         self.forget_expired()
         handoff.manifest, handoff.until_s = manifest, time.monotonic() + lease_s
         self._leased[handoff.request_id] = handoff
@@ -346,34 +331,24 @@ class Outgoing:
         """Handle KV that the ranks no longer hold. While the prompt is computed, more may be saved later."""
         del self._leased[handoff.request_id]
         if handoff.state is State.KEPT:
-            handoff.manifest = None
+            if isinstance(handoff.manifest, Manifest):
+                handoff.manifest = None
             self._end(handoff, Problem.of(error))
 
     def _end(self, handoff: _Handoff, problem: Problem) -> None:
-        """Release the KV, and remember only the problem."""
         told = handoff.state is State.KEPT  # its follower has its final reply
         if not handoff.move(State.NOTHING):
             return
-        manifest, embedding, handoff.manifest, handoff.embedding = (
-            handoff.manifest,
-            handoff.embedding,
-            None,
-            None,
-        )
+        manifest, handoff.manifest = handoff.manifest, None
         self._leased.pop(handoff.request_id, None)
         handoff.end = FollowReply(problem=worker_pb2.Problem(name=problem.name, text=problem.text))
         if not told:
             handoff.tell(handoff.end)
         handoff.until_s = time.monotonic() + REMEMBER_S
         self._past[handoff.request_id] = handoff
-        self._let_go(manifest, embedding)
-        self._forget_past(time.monotonic())
-
-    def _let_go(self, manifest: Manifest | None, embedding: EmbeddingManifest | None) -> None:
         if manifest is not None:
             self._release(manifest)
-        if embedding is not None:
-            self.release_embeddings(embedding)
+        self._forget_past(time.monotonic())
 
     def _forget_past(self, now: float) -> None:
         while self._past:

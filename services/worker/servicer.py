@@ -32,10 +32,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         *,
         host: EngineHost,
     ) -> None:
-        """Send a message at least every `heartbeat_s` on each stream.
-
-        become: changes the role, and returns why not
-        """
+        """heartbeat_s: longest silence of a stream; become: changes the role, and returns why not."""
         self._identity = identity
         self._dispatcher = dispatcher
         self._heartbeat_s = heartbeat_s
@@ -116,20 +113,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
                 self._dispatcher.abort(request.abort.request_ids)
 
     def _refusal(self, request: worker_pb2.HelloRequest) -> str:
-        mine = self._identity
-        if request.protocol != wire.PROTOCOL:
-            return (
-                f"router {request.router_id} speaks protocol {request.protocol}, worker {mine.worker_id} "
-                f"{wire.PROTOCOL}: run the same version of Baton"
-            )
-        if request.vllm_version != mine.vllm_version:
-            return (
-                f"router {request.router_id} runs vLLM {request.vllm_version}, worker {mine.worker_id} "
-                f"{mine.vllm_version}: run the same version"
-            )
-        if request.model != mine.model:
-            return (
-                f"router {request.router_id} serves model {request.model!r}, worker {mine.worker_id} "
-                f"{mine.model!r}: start both with the same --model"
-            )
+        mine, router = self._identity, f"router {request.router_id}"
+        for what, theirs, ours, cure in (
+            ("speaks protocol", request.protocol, wire.PROTOCOL, "run the same version of Baton"),
+            ("runs vLLM", request.vllm_version, mine.vllm_version, "run the same version"),
+            ("serves model", request.model, mine.model, "start both with the same --model"),
+        ):
+            if theirs != ours:
+                return f"{router} {what} {theirs!r}, worker {mine.worker_id} {ours!r}: {cure}"
         return ""

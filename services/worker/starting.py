@@ -39,7 +39,7 @@ def stop_on_signals() -> asyncio.Event:
 async def done_or_stopped(
     work: asyncio.Future[Any], what: str, stop: asyncio.Event, gang: WorkerGang | None
 ) -> bool:
-    """Wait for `work`, and log that it takes long; return False if `stop` is set first.
+    """Wait for `work`, and log that it takes long; cancel it and return False if `stop` is set first.
 
     Raises SiblingLost if the gang ends first, or just after `work` has failed, and StartError if a gang takes
     longer than LOADING_S.
@@ -63,9 +63,11 @@ async def done_or_stopped(
         if gang is not None:
             gang.check()
         logger.info("ended by a signal while %s", what)
-    elif gang is not None and (error := work.exception()):
+        work.cancel()
+        return False
+    if gang is not None and (error := work.exception()):
         await asyncio.wait([gang.link.lost], timeout=CAUSE_S)
         if gang.link.lost.done():
             logger.error("failed while %s: %s", what, error)
         gang.check()
-    return work.done()
+    return True

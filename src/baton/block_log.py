@@ -1,10 +1,8 @@
 """The log of a worker's prefix cache that it sends to schedulers, as numbered operations.
 
-Operations are kept until the scheduler has acknowledged them. If it lacks operations that are no longer kept,
-because it was restarted or did not answer for too long, the log begins again with a later `instance` and the
-whole content of the cache as its first operations.
-
-Each scheduler has its own log (`BlockLogs`), so one that loses its state does not affect the others.
+They are kept until acknowledged. If a scheduler lacks operations that are no longer kept, its log begins
+again with a later `instance` and the whole content of the cache. Each scheduler has its own log
+(`BlockLogs`).
 """
 
 from __future__ import annotations

@@ -85,7 +85,6 @@ def _finite(limit: int) -> int:
 
 
 def _memory() -> tuple[int, int]:
-    """Return total and free memory of the machine, or of the container if that is less."""
     found = psutil.virtual_memory()
     limit, used = _number(_MEMORY_LIMITS), _number(_MEMORY_USED)
     if limit is None or used is None or limit >= found.total:
@@ -101,7 +100,6 @@ def _number(paths: tuple[str, ...]) -> int | None:
 
 
 def _cpu() -> tuple[str, list[str]]:
-    """Return the CPU's model and the features that kernels depend on."""
     model, flags = platform.machine(), set[str]()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -11,18 +11,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGIServer
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -151,9 +144,7 @@ class MetricsServer:
         self._running = server, thread
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._running:
             server, thread = self._running
             server.shutdown()
@@ -247,8 +238,6 @@ def way_out() -> str:
 
 
 class _Request(io.RawIOBase):
-    """A client's request. Reading raises TimeoutError after the deadline or beyond the size limit."""
-
     def __init__(self, client: socket.socket) -> None:
         self._client = client
         self._left = MOST_REQUEST_BYTES

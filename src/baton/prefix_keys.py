@@ -1,12 +1,9 @@
 """The keys of KV blocks, and of images' embeddings.
 
-vLLM's hash of a block covers all tokens up to its end and everything else that its KV depends on, so equal
-keys mean equal KV. A key has 56 bits of the hash: among 100 million blocks, one look-up in a billion finds
-another block, and that request is only placed less well.
-
-The lowest four bits are a level: how often the block's depth (1 for a prompt's first block) can be halved. A
-router sends the keys of only every second, fourth, ... block of a long prompt, and a full index keeps only
-those levels.
+A key has 56 bits of vLLM's hash of a block, which covers everything that its KV depends on: one look-up in a
+billion finds another block, and that request is only placed less well. The lowest four bits are a level: how
+often the block's depth (1 for a prompt's first block) can be halved. Routers send the keys of only every
+second, fourth, ... block of a long prompt, and a full index keeps only those levels.
 """
 
 from __future__ import annotations

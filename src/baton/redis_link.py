@@ -3,7 +3,7 @@
 All are a redis-py client with a pool that looks up the server for each new connection. After an error all
 connections are replaced (`renew`), because they may lead to the wrong server by then. Nothing is retried, and
 no redirection is followed. One node of a cluster is enough, because all keys of a topic are in one slot
-(`baton.scheduler.keys`).
+(`baton.scheduler.store.redis`).
 
 Internals of redis-py used here: BlockingConnectionPool (ensure_connection, release, make_connection,
 _get_free_connections, _get_in_use_connections), Connection.connect_check_health, connection.parse_url,
@@ -42,8 +42,6 @@ class NotACluster(RedisError):
 
 
 class _Finder(Protocol):
-    """Finds the server that has the topic's keys."""
-
     async def find(self) -> Address: ...
     async def close(self) -> None: ...
 
@@ -182,8 +180,6 @@ class Pool(BlockingConnectionPool):
 
 
 class _Asking(Connection):
-    """A connection that looks up its server each time it connects."""
-
     find: Callable[[], Awaitable[Address]] | None = None
     stale = False  # reconnect before the next use
 
@@ -214,8 +210,7 @@ class _Sentinels:
         self._place = place
         self._names = ", ".join(f"{host}:{port}" for host, port in place.hosts)
         self._sentinel = Sentinel(
-            list(place.hosts),
-            sentinel_kwargs={**_of_a_finder(place), **place.sentinel_options},
+            list(place.hosts), sentinel_kwargs={**_of_a_finder(place), **place.sentinel_options}
         )  # type: ignore[no-untyped-call]
 
     async def find(self) -> Address:

@@ -47,6 +47,5 @@ def has_password(url: str) -> bool:
 
 
 def _parts(url: str) -> tuple[str, str]:
-    """Return the text before the last @, and the rest."""
     credentials, _, place = url.partition("://")[2].rpartition("@")
     return credentials, place

@@ -1,8 +1,6 @@
-"""Registries of things that a configuration chooses by name.
+"""Registries of things that a configuration chooses by name, such as speculative methods and transports.
 
-There is one for each kind: speculative methods, handoff transports, parts of placement policies, roles.
-Baton's own are in a table of names; installed packages add more with entry points, `name =
-"module:attribute"`.
+Baton's own are in a table; installed packages add more with entry points, `name = "module:attribute"`.
 """
 
 from __future__ import annotations
@@ -114,7 +112,6 @@ class Registry(Generic[T]):
         return f"there is no {self.kind} {name!r}{hint}; there are: {', '.join(known)}"
 
     def _announced(self) -> Iterator[tuple[str, Target]]:
-        """Yield what installed packages register. Imports nothing."""
         if not self.group:
             return
         # A package may be on the path twice.

@@ -1,9 +1,8 @@
 """All gRPC servers and channels of Baton: limits, keepalive, deadlines and TLS.
 
-A process has an identity (`act_as`) or speaks plain text. With an identity, both ends of a connection show
-certificates of the same CA, clients verify the server's role, and servers look up each call in the table of
-roles (security/access.py). New connections use a renewed certificate: servers read it at each handshake, and
-clients make new channels (`Line`).
+A process has an identity (`act_as`) or speaks plain text. With an identity, clients verify the server's role,
+and servers look up each call (security/interceptors.py). New connections use a renewed certificate: servers
+read it at each handshake, and clients make new channels (`Line`).
 """
 
 from __future__ import annotations

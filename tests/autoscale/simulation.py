@@ -6,8 +6,6 @@ for room; workers that load, drain, and change roles while they finish earlier w
 of handoffs, prefix caches, full KV caches, failures.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics
@@ -15,7 +13,6 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from baton.autoscale.capacity import Gap
-from baton.autoscale.controller import Controller
 from baton.autoscale.histogram import SECONDS, TOKENS, Histogram
 from baton.autoscale.seen import Member, Seen
 from baton.protos import scheduler_pb2 as pb
@@ -29,8 +26,6 @@ CHUNK = 256  # prompt tokens in a step that also decodes
 
 @dataclass(frozen=True)
 class Phase:
-    """A period of steady load."""
-
     seconds: float
     per_s: float
     prompt: float  # mean tokens
@@ -39,8 +34,6 @@ class Phase:
 
 @dataclass(frozen=True)
 class Service:
-    """The speed of one worker."""
-
     prefill_tokens_per_s: float
     gap: Gap
     slots: int
@@ -55,7 +48,7 @@ class Request:
     first: float = 0.0
     ended: float = 0.0
 
-    def within(self, first_token_s: float, gap_s: float) -> bool:
+    def within(self, first_token_s, gap_s):
         early = bool(self.first) and self.first - self.arrives <= first_token_s
         return early and bool(self.ended) and self.ended - self.first <= gap_s * max(1, self.answer - 1)
 
@@ -69,19 +62,17 @@ class Worker:
     service: Service
     ready_at: float = 0.0
     leaving: bool = False
-    queue: deque[tuple[Request, Worker]] = field(
-        default_factory=deque
-    )  # (request, its decode worker) to prefill
+    queue: deque = field(default_factory=deque)  # (request, its decode worker) to prefill
     batch: list[Request] = field(default_factory=list)
     behind: deque[Request] = field(default_factory=deque)  # requests that wait for a slot
     booked: int = 0  # requests that decode here
     generated: float = 0.0
     counts: pb.EngineCounts = field(default_factory=pb.EngineCounts)
 
-    def queued_tokens(self) -> int:
+    def queued_tokens(self):
         return sum(one.prompt for one, _ in self.queue)
 
-    def prefill(self, now: float) -> list[Request]:
+    def prefill(self, now):
         """Run prompts for a step; return those that are complete."""
         done, left_s = [], STEP_S
         while self.queue and left_s > 0:
@@ -100,7 +91,7 @@ class Worker:
         self.counts.busy_s += STEP_S - left_s
         return done
 
-    def decode(self, now: float) -> list[Request]:
+    def decode(self, now):
         """Generate tokens for a step; return the requests that have ended."""
         while self.behind and len(self.batch) < self.service.slots:
             self.batch.append(self.behind.popleft())
@@ -121,8 +112,7 @@ class Worker:
         return ended
 
 
-def requests_of(phases: list[Phase], seed: int) -> list[Request]:
-    """Return the requests of all phases in order of arrival."""
+def requests_of(phases, seed):
     draw = random.Random(seed)
     now, end, found = 0.0, 0.0, []
     for phase in phases:
@@ -136,19 +126,10 @@ def requests_of(phases: list[Phase], seed: int) -> list[Request]:
 class Simulation:
     """The outcome of some requests. A new worker takes `start_s` to load."""
 
-    def __init__(
-        self,
-        requests: list[Request],
-        service: Service,
-        fleet: tuple[int, int],
-        controller: Controller,
-        *,
-        places: int = 0,
-        start_s: float = 0.0,
-    ) -> None:
-        self.counts: dict[int, tuple[int, int]] = {}  # second -> prefill workers, decode workers
-        self.orders: Counter[str] = Counter()
-        self.errors: dict[str, list[float]] = {}  # errors of the predictions, in percent
+    def __init__(self, requests, service, fleet, controller, *, places=0, start_s=0.0):
+        self.counts = {}  # second -> prefill workers, decode workers
+        self.orders = Counter()
+        self.errors = {}  # errors of the predictions, in percent
         self._requests = requests
         self._service = service
         self._controller = controller
@@ -157,19 +138,19 @@ class Simulation:
         roles = [P] * fleet[0] + [D] * fleet[1]
         self._workers = {f"w{n}": Worker(f"w{n}", role, service) for n, role in enumerate(roles)}
         self._places = [pb.Place(name=f"w{n}") for n in range(max(places, len(roles)))]
-        self._plan: dict[str, dict[str, pb.Role]] = {}
-        self._waiting: deque[Request] = deque()
+        self._plan = {}
+        self._waiting = deque()
         self._load = pb.RouterLoad()
         self._prompts, self._first, self._gap = Histogram(TOKENS), Histogram(SECONDS), Histogram(SECONDS)
         self._run()
 
     @property
-    def within(self) -> float:
+    def within(self):
         """The share of requests within both goals."""
         goals = self._controller.goals
         return statistics.fmean(one.within(goals.first_token_s, goals.gap_s) for one in self._requests)
 
-    def _run(self) -> None:
+    def _run(self):
         coming, last = deque(self._requests), self._requests[-1].arrives
         decide_every = round(self._controller.goals.interval_s / STEP_S)
         step = 0
@@ -187,12 +168,12 @@ class Simulation:
                 self._work(worker)
             step += 1
 
-    def _arrive(self, one: Request) -> None:
+    def _arrive(self, one):
         self._prompts.add(one.prompt)
         self._load.prompt_tokens += one.prompt
         self._waiting.append(one)
 
-    def _place(self, one: Request) -> bool:
+    def _place(self, one):
         decoders = [w for w in self._ready(D) if w.booked < QUEUE_FACTOR * self._service.slots]
         prefillers = self._ready(P)
         if not decoders or not prefillers:
@@ -203,11 +184,11 @@ class Simulation:
         min(prefillers, key=Worker.queued_tokens).queue.append((one, decoder))
         return True
 
-    def _ready(self, role: pb.Role) -> list[Worker]:
+    def _ready(self, role):
         there = self._workers.values()
         return [w for w in there if w.role == role and w.ready_at <= self._now and not w.leaving]
 
-    def _work(self, worker: Worker) -> None:
+    def _work(self, worker):
         for one in worker.prefill(self._now):
             self._first.add(one.first - one.arrives)
         for one in worker.decode(self._now):
@@ -217,7 +198,7 @@ class Simulation:
         if worker.leaving and not (worker.queue or worker.booked):
             del self._workers[worker.name]
 
-    def _decide(self) -> None:
+    def _decide(self):
         decision = self._controller.step(self._seen())
         self._plan = {key: dict(value) for key, value in decision.plan.items()}
         for member, role in decision.flips:
@@ -234,7 +215,7 @@ class Simulation:
             for what, error in decision.settled.predicted.errors(decision.settled.came).items():
                 self.errors.setdefault(what, []).append(error)
 
-    def _seen(self) -> Seen:
+    def _seen(self):
         load = pb.RouterLoad(
             prompts=self._prompts.counts, first_token=self._first.counts, gap=self._gap.counts
         )
@@ -243,7 +224,7 @@ class Simulation:
         members = [self._member(one) for one in self._workers.values()]
         return Seen(self._now, members, {"router": load}, {"fleet": self._places}, self._plan)
 
-    def _member(self, one: Worker) -> Member:
+    def _member(self, one):
         counts = pb.EngineCounts(output_tokens=round(one.generated))
         counts.MergeFrom(one.counts)
         load = pb.WorkerLoad(running=len(one.batch), waiting=len(one.behind), counts=counts)
@@ -254,5 +235,5 @@ class Simulation:
         )
 
 
-def _length(draw: random.Random, mean: float) -> int:
+def _length(draw, mean):
     return max(1, round(draw.lognormvariate(math.log(mean) - SPREAD * SPREAD / 2, SPREAD)))

@@ -1,13 +1,8 @@
-"""Test the orders: scale up at once, scale down late, and prefer changes of roles."""
-
-from __future__ import annotations
-
 import statistics
-from collections.abc import Iterable
 from dataclasses import replace
 
 from baton.autoscale.capacity import Gap
-from baton.autoscale.controller import START_S, Controller, Decision
+from baton.autoscale.controller import START_S, Controller
 from baton.autoscale.goals import Bounds, Goals
 from baton.autoscale.histogram import TOKENS, Histogram
 from baton.autoscale.orders import OTHER, Draft
@@ -21,12 +16,12 @@ GOALS = Goals("on", 1.0, 0.05, Bounds(1, 6), Bounds(1, 6), 2.0, 60.0, 10.0)
 SERVICE = Service(2_000.0, Gap(0.01, 0.001), 32)
 
 
-def member(name: str, role: pb.Role, requests: int = 0, **changes: bool) -> Member:
+def member(name, role, requests=0, **changes):
     states = {"ready": True, "leaving": False, "flips": True} | changes
     return Member(name, name, role, *states.values(), pb.WorkerLoad(), 0, requests, 32)
 
 
-def places(names: Iterable[str], **roles: pb.Role) -> dict[str, list[pb.Place]]:
+def places(names, **roles):
     allowed = {name: [role] for name, role in roles.items()}
     return {"fleet": [pb.Place(name=name, roles=allowed.get(name, [])) for name in names]}
 
@@ -34,14 +29,14 @@ def places(names: Iterable[str], **roles: pb.Role) -> dict[str, list[pb.Place]]:
 PAIR = [member("p", P), member("d", D)]
 
 
-def test_running_workers_of_a_new_fleet_count_as_ordered() -> None:
+def test_running_workers_of_a_new_fleet_count_as_ordered():
     draft = Draft(Seen(0.0, [*PAIR, member("other", D)], places=places("pdx")))
     assert draft.plan == {"fleet": {"p": P, "d": D}}
     assert [place.name for _, place in draft.empty(OTHER)] == ["x"]
     assert draft.present() == Counts(1, 2)
 
 
-def test_an_ordered_worker_counts_before_it_runs() -> None:
+def test_an_ordered_worker_counts_before_it_runs():
     draft = Draft(Seen(0.0, PAIR, places=places("pdx"), plan={"fleet": {"p": P, "d": D, "x": D}}))
     assert draft.present() == Counts(1, 2)
     draft.stop(D, 1, Bounds(1, 6))  # it is stopped first
@@ -49,14 +44,14 @@ def test_an_ordered_worker_counts_before_it_runs() -> None:
     assert not draft.stops
 
 
-def test_the_plan_follows_changes_of_roles() -> None:
+def test_the_plan_follows_changes_of_roles():
     draft = Draft(
         Seen(0.0, [member("p", D), member("d", D)], places=places("pd"), plan={"fleet": {"p": P, "d": D}})
     )
     assert draft.plan == {"fleet": {"p": D, "d": D}}
 
 
-def test_the_idlest_worker_changes_its_role_and_one_stays() -> None:
+def test_the_idlest_worker_changes_its_role_and_one_stays():
     busy, idle = member("d1", D, 5), member("d2", D, 1)
     draft = Draft(Seen(0.0, [member("p", P), busy, idle], places=places(["d1", "d2"])))
     draft.flip(P, 5, {})
@@ -68,7 +63,7 @@ def test_the_idlest_worker_changes_its_role_and_one_stays() -> None:
     assert [one.worker_id for one, _ in draft.flips] == ["d1"]
 
 
-def test_a_place_may_be_for_one_role() -> None:
+def test_a_place_may_be_for_one_role():
     there = places(["d1", "d2", "x", "y"], d2=D, x=D)
     draft = Draft(Seen(0.0, [member("d1", D, 3), member("d2", D), member("d3", D, 9)], places=there))
     draft.flip(P, 1, {})
@@ -78,7 +73,7 @@ def test_a_place_may_be_for_one_role() -> None:
     assert draft.present() == Counts(2, 2)
 
 
-def test_only_workers_of_fleets_are_stopped_and_never_the_last() -> None:
+def test_only_workers_of_fleets_are_stopped_and_never_the_last():
     by_hand = [member("h1", D), member("h2", D)]
     draft = Draft(Seen(0.0, [*by_hand, member("d1", D, 9), member("d2", D, 1)], places=places(["d1", "d2"])))
     draft.stop(D, 4, Bounds(1, 6))
@@ -88,14 +83,14 @@ def test_only_workers_of_fleets_are_stopped_and_never_the_last() -> None:
     assert not draft.stops
 
 
-def test_the_last_idle_worker_by_name_is_stopped() -> None:
+def test_the_last_idle_worker_by_name_is_stopped():
     idle = [member("decode-0", D), member("worker-2", D), member("worker-3", D), member("prefill-0", P)]
     draft = Draft(Seen(0.0, idle, places=places(one.name for one in idle)))
     draft.stop(D, 2, Bounds(1, 6))
     assert [one.worker_id for one in draft.stops] == ["worker-3", "worker-2"]
 
 
-def test_a_stopped_worker_no_longer_counts_although_it_is_ready() -> None:
+def test_a_stopped_worker_no_longer_counts_although_it_is_ready():
     """If it counted, a second worker would be stopped as well."""
     both = [member("d1", D, 1), member("d2", D, 0)]
     there = places(["d1", "d2", "x"])
@@ -112,7 +107,7 @@ def test_a_stopped_worker_no_longer_counts_although_it_is_ready() -> None:
     assert draft.plan == {"fleet": {"d1": D}}
 
 
-def test_new_workers_go_to_the_emptiest_fleet() -> None:
+def test_new_workers_go_to_the_emptiest_fleet():
     two = {"a": [pb.Place(name="a0"), pb.Place(name="a1")], "b": [pb.Place(name="b0"), pb.Place(name="b1")]}
     draft = Draft(Seen(0.0, [member("a0", D)], places=two))
     draft.start(D, 1)
@@ -120,16 +115,14 @@ def test_new_workers_go_to_the_emptiest_fleet() -> None:
 
 
 class Idle:
-    """A deployment without load, and its controller."""
-
-    def __init__(self, members: list[Member], names: str) -> None:
+    def __init__(self, members, names):
         self.controller = Controller(GOALS)
         self.members = members
         self.places = places(names)
-        self.plan: dict[str, dict[str, pb.Role]] = {}
+        self.plan = {}
         self.now = 0.0
 
-    def step(self) -> Decision:
+    def step(self):
         decision = self.controller.step(
             Seen(self.now, self.members, {"r": pb.RouterLoad()}, self.places, self.plan)
         )
@@ -138,12 +131,12 @@ class Idle:
         return decision
 
 
-def test_nothing_is_stopped_while_nothing_is_known() -> None:
+def test_nothing_is_stopped_while_nothing_is_known():
     one = Idle([*PAIR, member("e", D)], "pde")
     assert not any(one.step().stops for _ in range(60))
 
 
-def test_a_worker_that_never_registers_is_given_up() -> None:
+def test_a_worker_that_never_registers_is_given_up():
     one = Idle(PAIR, "pdx")
     one.plan = {"fleet": {"p": P, "d": D, "x": D}}
     assert one.step().present == Counts(1, 2)
@@ -156,7 +149,7 @@ def test_a_worker_that_never_registers_is_given_up() -> None:
     assert not draft.empty(OTHER)
 
 
-def test_advice_is_not_limited_by_places() -> None:
+def test_advice_is_not_limited_by_places():
     phases = [Phase(60, 12.0, 800, 20)]
     run = {}
     for mode in ("advise", "on"):
@@ -169,17 +162,17 @@ def test_advice_is_not_limited_by_places() -> None:
 class Encoding:
     """1P1D without load, and places for encode workers. An image has 1,000 tokens and takes 0.1 s."""
 
-    def __init__(self, most: int = 4) -> None:
+    def __init__(self, most=4):
         self.controller = Controller(goals(encode=Bounds(0, most)))
-        self.counts: dict[str, pb.WorkerLoad] = {}  # the encode workers' loads, keyed by place
+        self.counts = {}  # the encode workers' loads, keyed by place
         self.load = pb.RouterLoad()
         self.images = Histogram(TOKENS)
         self.places = places([*"pdx", *(f"e{at}" for at in range(most))], e0=E, e1=E, e2=E, e3=E)
-        self.plan: dict[str, dict[str, pb.Role]] = {}
+        self.plan = {}
         self.now = 0.0
         self.queued = 0.0  # s of work
 
-    def run(self, seconds: float, per_s: float) -> list[str]:
+    def run(self, seconds, per_s):
         """Let images arrive for some time; return the places that have encode workers."""
         step_s = GOALS.interval_s
         for _ in range(round(seconds / step_s)):
@@ -203,7 +196,7 @@ class Encoding:
         assert {name for name, role in self.plan["fleet"].items() if role != E} == {"p", "d"}
         return sorted(self.counts)
 
-    def members(self) -> list[Member]:
+    def members(self):
         each = round(10_000 * self.queued / max(1, len(self.counts)))
         made = [replace(member(name, E), queued_tokens=each) for name in self.counts]
         for one in made:
@@ -211,7 +204,7 @@ class Encoding:
         return [*PAIR, *made]
 
 
-def test_encode_workers_come_and_go_with_the_images() -> None:
+def test_encode_workers_come_and_go_with_the_images():
     one = Encoding()
     assert one.run(60, 0.0) == []
     assert one.run(4, 5.0) == ["e0"]
@@ -222,7 +215,7 @@ def test_encode_workers_come_and_go_with_the_images() -> None:
     assert one.run(10, 5.0) == ["e0"]
 
 
-def test_encode_workers_stay_without_a_maximum() -> None:
+def test_encode_workers_stay_without_a_maximum():
     one = Encoding(most=0)
     one.counts = {"by hand": pb.WorkerLoad()}
     assert one.run(4, 20.0) == []
@@ -231,7 +224,7 @@ def test_encode_workers_stay_without_a_maximum() -> None:
     assert not decision.stops
 
 
-def test_a_place_takes_encode_workers_only_if_it_says_so() -> None:
+def test_a_place_takes_encode_workers_only_if_it_says_so():
     draft = Draft(Seen(0.0, [*PAIR, member("e", E)], places=places("pdxe", e=E)))
     draft.start(E, 1)
     assert not draft.starts
@@ -244,12 +237,12 @@ def test_a_place_takes_encode_workers_only_if_it_says_so() -> None:
     assert draft.starts == [("x", P), ("e", E)]
 
 
-def goals(**changes: object) -> Goals:
+def goals(**changes):
     values = {name: getattr(GOALS, name) for name in Goals.__slots__} | changes
-    return Goals(**values)  # type: ignore[arg-type]
+    return Goals(**values)
 
 
-def test_workers_follow_the_load() -> None:
+def test_workers_follow_the_load():
     phases = [Phase(120, 3.0, 400, 80), Phase(120, 9.0, 400, 80), Phase(180, 3.0, 400, 80)]
     run = Simulation(requests_of(phases, 1), SERVICE, (1, 1), Controller(GOALS), places=10, start_s=5.0)
     there = {at: sum(counts) for at, counts in run.counts.items()}
@@ -258,7 +251,7 @@ def test_workers_follow_the_load() -> None:
     assert run.within > 0.97
 
 
-def test_another_mix_of_load_changes_roles() -> None:
+def test_another_mix_of_load_changes_roles():
     phases = [Phase(150, 5.0, 1_000, 16), Phase(150, 5.0, 64, 400)]
     run = Simulation(requests_of(phases, 1), SERVICE, (4, 2), Controller(GOALS), places=6, start_s=5.0)
     assert run.orders["flip"] >= 1
@@ -266,7 +259,7 @@ def test_another_mix_of_load_changes_roles() -> None:
     assert run.counts[140][1] < run.counts[290][1]
 
 
-def test_steady_load_changes_little() -> None:
+def test_steady_load_changes_little():
     steady = requests_of([Phase(600, 5.0, 400, 100)], 3)
     run = Simulation(steady, SERVICE, (2, 2), Controller(GOALS), places=8, start_s=5.0)
     late = {counts for at, counts in run.counts.items() if at > 120}
@@ -275,7 +268,7 @@ def test_steady_load_changes_little() -> None:
     assert run.within > 0.98
 
 
-def test_predictions_are_accurate_under_steady_load() -> None:
+def test_predictions_are_accurate_under_steady_load():
     steady = requests_of([Phase(400, 5.0, 400, 100)], 4)
     run = Simulation(steady, SERVICE, (2, 2), Controller(goals(mode="advise")), places=8, start_s=5.0)
     assert set(run.errors) == {

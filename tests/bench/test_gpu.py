@@ -1,24 +1,17 @@
-"""`bench gpu` on a CPU: it checks the handoffs that it times."""
-
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
-from baton.handoff.errors import DigestMismatch
 from bench import gpu
 from bench.gpu import Engine, Site
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+def site():
     made = Site("cpu", layers=2, tokens=256)
     yield made
     made.close()
 
 
-def test_the_timed_bytes_are_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timed_bytes_are_compared(site, monkeypatch):
     found = gpu.handoffs(site)
     assert found["blocks"] == 16
     assert found["mib"] == 2  # 16 blocks of 16 tokens, 2 layers, 8 heads of K and V of 128, bfloat16
@@ -30,16 +23,7 @@ def test_the_timed_bytes_are_compared(site: Site, monkeypatch: pytest.MonkeyPatc
     other.close()
 
 
-def test_a_changed_record_is_refused(site: Site) -> None:
-    name = site.save()
-    site.wait(name)
-    with site.staging.opened(name, 1) as entry:
-        entry.view.records(3, 4)[0, 100] ^= 1
-    with pytest.raises(DigestMismatch):
-        site.load(name)
-
-
-def test_steps_are_timed_beside_handoffs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_timed_beside_handoffs(site, monkeypatch):
     monkeypatch.setattr(gpu, "STEP_S", 0.001)
     monkeypatch.setattr(gpu, "STEPS", 10)
     found = gpu.beside(site, Engine(site.on, 64))

@@ -1,7 +1,3 @@
-"""Every bench can be imported and explains its arguments."""
-
-from __future__ import annotations
-
 import importlib
 
 import pytest
@@ -10,7 +6,7 @@ from bench.names import ALONE, NAMES
 
 
 @pytest.mark.parametrize("name", [*NAMES, *ALONE, "report"])
-def test_each_bench_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_bench_has_help(name, capsys):
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(f"bench.{name.replace('-', '_')}").main(["--help"])
     assert ended.value.code == 0

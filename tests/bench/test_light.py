@@ -1,82 +1,44 @@
-"""The benches' HTTP client reuses connections."""
-
-from __future__ import annotations
-
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp import web
 
 from bench import light
-from bench.light import Client
-
-WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
-STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n%s\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
-
-
-class Server:
-    """Answers every request with the same bytes and counts connections."""
-
-    def __init__(self, answer: bytes, hang_up: bool) -> None:
-        self._answer, self._hang_up = answer, hang_up
-        self.connections: list[asyncio.Task[None] | None] = []
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections.append(asyncio.current_task())
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                await reader.readexactly(int(head.partition(b"Content-Length: ")[2].split(b"\r\n")[0]))
-                writer.write(self._answer)
-                await writer.drain()
-                if self._hang_up:
-                    break
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client has disconnected
-        finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
-
-    async def ended(self) -> None:
-        """Wait until all connections so far have ended."""
-        await asyncio.gather(*filter(None, self.connections))
-
-
-@asynccontextmanager
-async def serving(answer: bytes, hang_up: bool) -> AsyncIterator[tuple[Server, Client]]:
-    one = Server(answer, hang_up)
-    server = await asyncio.start_server(one.serve, "127.0.0.1", 0)
-    client = Client(server.sockets[0].getsockname()[1])
-    try:
-        yield one, client
-    finally:
-        await client.close()
-        server.close()
-        await one.ended()
+from harness.fake_worker import until
+from harness.serving import serving
 
 
 @pytest.mark.parametrize(
-    ("answer", "hang_up", "idle_s", "connections"),
+    ("way", "idle_s", "connections"),
     [
-        pytest.param(WHOLE, False, 1.0, 1, id="whole"),
-        pytest.param(STREAM % b"", False, 1.0, 1, id="stream"),
-        pytest.param(STREAM % b"Connection: close\r\n", False, 1.0, 2, id="its end is announced"),
-        pytest.param(WHOLE, True, 1.0, 2, id="the server has closed it"),
-        pytest.param(WHOLE, False, 0.0, 2, id="the server may be about to close it"),
+        ("whole", 1.0, 1),
+        ("stream", 1.0, 1),
+        ("stream whose end is announced", 1.0, 2),
+        ("the server has closed it", 1.0, 2),
+        ("the server may be about to close it", 0.0, 2),
     ],
 )
-async def test_a_connection_is_reused_if_it_can_be(
-    answer: bytes, hang_up: bool, idle_s: float, connections: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_is_reused_if_it_can_be(way, idle_s, connections, monkeypatch):
     monkeypatch.setattr(light, "IDLE_S", idle_s)
-    async with serving(answer, hang_up) as (server, client):
+    seen = []
+
+    async def answer(request):
+        seen.extend([request.transport] if request.transport not in seen else [])
+        response = web.StreamResponse() if "stream" in way else web.json_response({})
+        if "announced" in way:
+            response.force_close()
+        await response.prepare(request)
+        await response.write(b"data: [DONE]\n\n" if "stream" in way else b"")
+        return response
+
+    async with serving(answer) as place:
+        client = light.Client(int(place.partition(":")[2]))
         for _ in range(2):
             reply = await client.post("/", {})
             assert (reply.status, reply.whole) == (200, True)
-            if hang_up:
-                await server.ended()
+            if "closed" in way:
+                seen[-1].close()
+                await until(lambda: seen[-1].get_extra_info("socket").fileno() < 0, "it is closed")
                 await asyncio.sleep(0.05)  # the client then sees the end
-        assert len(server.connections) == connections
+        assert len(seen) == connections
+        await client.close()

@@ -1,9 +1,4 @@
-"""Tables in docs, figures and README's section match the results."""
-
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -14,16 +9,16 @@ HEAD = "# One\nIt fell [from 1 ms to 2 ms](#measured).\n"
 SECTION = f"{report.BEGIN}\nby hand\n{report.END}\n"
 
 
-def test_pages_show_the_results() -> None:
+def test_pages_show_the_results():
     report.main(["--check"])
 
 
-def test_every_table_is_on_a_page() -> None:
+def test_every_table_is_on_a_page():
     text = "".join(one.read_text() for one in report.PAGES)
     assert [name for name in TABLES if f"<!-- table: {name} -->" not in text] == []
 
 
-def test_a_page_that_was_edited_fails_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_was_edited_fails_the_check(tmp_path, monkeypatch):
     edited = tmp_path / "benchmarks.md"
     edited.write_text(report.PAGES[0].read_text().replace("| 1P1D |", "| 2P2D |", 1))
     monkeypatch.setattr(report, "PAGES", [edited])
@@ -33,7 +28,7 @@ def test_a_page_that_was_edited_fails_the_check(tmp_path: Path, monkeypatch: pyt
         report.main(["--check"])
 
 
-def test_a_table_shows_figures_by_the_labels_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_shows_figures_by_the_labels_on_their_way(monkeypatch):
     arms = {"a": {"x": {"ms": 12.345, "share": 0.5}}, "b": {"y": {"ms": 1234.5, "deep": {"n": 1234}}}}
     monkeypatch.setattr(report, "result", lambda _: {"arms": arms})
     columns = "ms; share|.0%; deep.n=n; absent=none has this"
@@ -44,7 +39,7 @@ def test_a_table_shows_figures_by_the_labels_on_their_way(monkeypatch: pytest.Mo
     assert report.rendered(turned) == "| arm | x |\n|---|---|\n| ms | 12.3 |"
 
 
-def test_only_the_section_of_readme_is_rewritten() -> None:
+def test_only_the_section_of_readme_is_rewritten():
     new = report.with_measured(f"{HEAD}{SECTION}\n## Next\n")
     assert new.startswith("# One\nIt fell [from ")
     assert "from 1 ms to 2 ms" not in new
@@ -55,7 +50,7 @@ def test_only_the_section_of_readme_is_rewritten() -> None:
             report.with_measured(lacks)
 
 
-def test_the_figure_shows_the_longest_gaps() -> None:
+def test_the_figure_shows_the_longest_gaps():
     light, dark = figures.drawn().values()
     assert light != dark
     for arm in report.result("disaggregation")["median"].values():

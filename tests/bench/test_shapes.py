@@ -1,9 +1,3 @@
-"""The figures of the table in docs/gangs.md."""
-
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from bench import shapes
@@ -19,12 +13,12 @@ CELLS = [
 ]
 
 
-def test_every_case_is_measured() -> None:
+def test_every_case_is_measured():
     assert set(RESULTS) == set(CASES)
 
 
 @pytest.mark.parametrize(("name", "cell"), CELLS)
-def test_every_answer_is_that_of_a_plain_engine(name: str, cell: dict[str, Any]) -> None:
+def test_every_answer_is_that_of_a_plain_engine(name, cell):
     assert cell["equal"] == cell["of"] == PROMPTS
     assert cell["handoffs"] >= PROMPTS
     assert bool(cell["accepted"]) == CASES[name].drafts

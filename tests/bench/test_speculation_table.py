@@ -1,9 +1,3 @@
-"""The figures of the table in docs/speculative-decoding.md."""
-
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from bench import speculation_table
@@ -22,7 +16,7 @@ WITHIN = 0.05  # difference from the aggregated engine's acceptance
 WITHIN_SPLIT = 0.15  # suffixes: each decode worker knows only half of the past answers
 
 
-def test_every_row_was_measured_as_it_is_now() -> None:
+def test_every_row_was_measured_as_it_is_now():
     rows = RESULTS["rows"]
     assert set(rows) == {row.name for row in speculation_table.ROWS}
     for row in speculation_table.ROWS:
@@ -32,7 +26,7 @@ def test_every_row_was_measured_as_it_is_now() -> None:
 
 
 @pytest.mark.parametrize("cell", RAN)
-def test_every_answer_is_that_of_no_speculation(cell: dict[str, Any]) -> None:
+def test_every_answer_is_that_of_no_speculation(cell):
     assert cell["of"] == speculation_table.PROMPTS
     assert cell["equal"] + cell["near_ties"] == cell["of"]
     assert cell["near_ties"] <= 0.1 * cell["of"]
@@ -41,7 +35,7 @@ def test_every_answer_is_that_of_no_speculation(cell: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", list(RESULTS["rows"]))
 @pytest.mark.parametrize("fleet", ["1P1D", "2P2D"])
-def test_decode_workers_accept_as_many_drafts(name: str, fleet: str) -> None:
+def test_decode_workers_accept_as_many_drafts(name, fleet):
     cells = RESULTS["rows"][name]["cells"]
     split = fleet == "2P2D" and "suffix" in name
     within = WITHIN_SPLIT if split else WITHIN
@@ -50,7 +44,7 @@ def test_decode_workers_accept_as_many_drafts(name: str, fleet: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["MTP, demo model", "EAGLE-3, demo model"])
-def test_the_drafters_kv_is_worth_its_way(name: str) -> None:
+def test_the_drafters_kv_is_worth_its_way(name):
     """Without the prompt's KV, trained heads draft worse, but answers stay the same."""
     cell = RESULTS["rows"][name]["cells"]["1P1D"]
     assert cell["withheld"]["equal"] == cell["of"]

@@ -4,22 +4,16 @@ The schema knows the fields of leaderworkerset.x-k8s.io/v1 and closes its object
 unknown ones silently. Pod templates are checked as Kubernetes' own.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import jsonschema
 import kubernetes_validate
 
-from tests.deploy.network_policies import Doc
-
 LABELS = "leaderworkerset.sigs.k8s.io"
 _NUMBER = {"type": "integer", "minimum": 0}
-_ANY: Doc = {"type": "object"}
+_ANY = {"type": "object"}
 _PORTION = {"anyOf": [_NUMBER, {"type": "string", "pattern": "^[0-9]+%$"}]}
 
 
-def _closed(required: tuple[str, ...] = (), **fields: Any) -> Doc:
+def _closed(required=(), **fields):
     return {"type": "object", "properties": fields, "required": list(required), "additionalProperties": False}
 
 
@@ -54,7 +48,7 @@ SCHEMA = _closed(
 )
 
 
-def validate(document: Doc, version: str) -> None:
+def validate(document, version):
     """Check a document of any kind. Raises ValidationError."""
     if document["kind"] != "LeaderWorkerSet":
         kubernetes_validate.validate(document, version, strict=True)
@@ -69,7 +63,7 @@ def validate(document: Doc, version: str) -> None:
     kubernetes_validate.validate(template, version, strict=True)
 
 
-def as_workload(document: Doc) -> Doc:
+def as_workload(document):
     """Return the document with a Deployment's fields: the number of pods, and their component as selector."""
     spec = document["spec"]
     group = spec["leaderWorkerTemplate"]

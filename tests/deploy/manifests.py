@@ -1,26 +1,21 @@
-"""Rendered manifests, and the settings that their processes would read."""
-
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import yaml
 
 from baton import addresses
 from baton.handoff.ports import of_worker
-from baton.services.config import Settings, load
-from baton.services.ray.serve_args import ServeArgs, read
+from baton.services.config import load
+from baton.services.ray.serve_args import read
 from harness import dockerfile
 from harness.support import ROOT
 from tests.deploy.leader_worker_set import LABELS, as_workload
-from tests.deploy.network_policies import Doc, Place, matches
+from tests.deploy.network_policies import Place, matches
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 PAGE = ROOT / "docs" / "clusters.md"
@@ -35,8 +30,7 @@ FIELDS = {  # values of the downward API
 UNITS = {"": 1, "m": 0.001, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
-def render(overlay: str) -> list[Doc]:
-    """Return the documents of an overlay, as `kubectl apply -k` would send them."""
+def render(overlay):
     command = [str(Path(sys.prefix) / "bin" / "kubectl"), "kustomize", str(FOLDER / "overlays" / overlay)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -46,41 +40,40 @@ def render(overlay: str) -> list[Doc]:
 class Workload:
     """A Deployment, a StatefulSet, a LeaderWorkerSet or a group of Ray's nodes."""
 
-    def __init__(self, document: Doc, manifests: Manifests) -> None:
+    def __init__(self, document, manifests):
         self.document = document
-        self.name: str = document["metadata"]["name"]
-        self.spec: Doc = document["spec"]
-        self.labels: dict[str, str] = self.spec["template"]["metadata"].get("labels", {})
-        self.pod: Doc = self.spec["template"]["spec"]
-        self.container: Doc = self.pod["containers"][0]
-        self.first: list[Doc] = self.pod.get("initContainers", [])
+        self.name = document["metadata"]["name"]
+        self.spec = document["spec"]
+        self.labels = self.spec["template"]["metadata"].get("labels", {})
+        self.pod = self.spec["template"]["spec"]
+        self.container = self.pod["containers"][0]
+        self.first = self.pod.get("initContainers", [])
         self.containers = [self.container, *self.first]
         self.is_ours = self.container["image"].partition(":")[0] == "baton"
         self.kind = "worker" if self.name in WORKERS else self.name
         self._manifests = manifests
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"{self.document['kind']} {self.name}"
 
     @property
-    def ports(self) -> dict[str, int]:
+    def ports(self):
         return {one["name"]: one["containerPort"] for one in self.container.get("ports", [])}
 
     @property
-    def mounts(self) -> dict[str, tuple[Doc, Doc]]:
+    def mounts(self):
         """The mount and the volume at each path."""
         volumes = {one["name"]: one for one in self.pod.get("volumes", [])}
         mounts = self.container.get("volumeMounts", [])
         return {one["mountPath"]: (one, volumes.get(one["name"], {})) for one in mounts}
 
-    def secret_at(self, path: str) -> tuple[str, str]:
-        """Return the Secret mounted at this path, or an empty string, and its key."""
+    def secret_at(self, path):
         _, volume = self.mounts.get(str(Path(path).parent), ({}, {}))
         return volume.get("secret", {}).get("secretName", ""), Path(path).name
 
     @cached_property
-    def environment(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+    def environment(self):
+        found = {}
         for one in self.container.get("envFrom", []):
             found |= self._manifests.named("ConfigMap", one["configMapRef"]["name"])["data"]
         for one in self.container.get("env", []):
@@ -94,17 +87,16 @@ class Workload:
                 found[one["name"]] = one.get("value", "")
         return found
 
-    def limit(self, resource: str) -> str:
+    def limit(self, resource):
         return str(self.container.get("resources", {}).get("limits", {}).get(resource, ""))
 
     @cached_property
-    def settings(self) -> Settings:
-        """Raises ConfigError."""
+    def settings(self):
         with patch.dict(os.environ, self.environment, clear=True):
             return load()
 
     @property
-    def listens(self) -> list[str]:
+    def listens(self):
         """The addresses that it listens on, beginning with the one for requests."""
         settings, words = self.settings, self.container.get("command", [])
         if self.kind == "ca":
@@ -120,16 +112,15 @@ class Workload:
         ]
 
     @property
-    def handoff_ports(self) -> list[int]:
+    def handoff_ports(self):
         return list(of_worker(self.settings.handoff.port, self.settings.engine.tensor_parallel_size))
 
     @property
-    def metrics_port(self) -> int:
+    def metrics_port(self):
         """The port of its metrics. The CA has none."""
         return 0 if self.kind == "ca" else int(getattr(self.settings, self.kind).metrics_port)
 
-    def ports_of(self, setting: str) -> list[int]:
-        """Return the ports in a setting."""
+    def ports_of(self, setting):
         if self.kind == "redis":
             return list(self.ports.values())
         if self.kind == "ca":
@@ -141,44 +132,43 @@ class Workload:
         return [value if isinstance(value, int) else addresses.split(value)[1]]
 
     @property
-    def place(self) -> Place:
+    def place(self):
         return Place(self.name, NAMESPACE, self.labels, self.ports)
 
 
 class Manifests:
-    def __init__(self, documents: list[Doc]) -> None:
+    def __init__(self, documents):
         self.documents = documents
         self.workloads = [Workload(one, self) for one in self.of("Deployment", "StatefulSet")]
         self.workloads += [Workload(as_workload(one), self) for one in self.of("LeaderWorkerSet")]
 
-    def of(self, *kinds: str) -> list[Doc]:
+    def of(self, *kinds):
         return [one for one in self.documents if one["kind"] in kinds]
 
-    def named(self, kind: str, name: str) -> Doc:
+    def named(self, kind, name):
         found = [one for one in self.of(kind) if one["metadata"]["name"] == name]
         assert len(found) == 1, f"{len(found)} documents are {kind} {name}"
         return found[0]
 
     @property
-    def ours(self) -> list[Workload]:
-        """The workloads that run Baton."""
+    def ours(self):
         return [one for one in self.workloads if one.is_ours]
 
     @property
-    def workers(self) -> list[Workload]:
+    def workers(self):
         return [one for one in self.ours if one.kind == "worker"]
 
-    def workload(self, name: str) -> Workload:
+    def workload(self, name):
         return next(one for one in self.workloads if one.name == name)
 
-    def selected(self, selector: Doc) -> list[str]:
+    def selected(self, selector):
         return [one.name for one in self.workloads if matches(selector, one.labels)]
 
 
 class RayManifests(Manifests):
     """The documents of the overlay ray, with a workload for each group of Ray's nodes."""
 
-    def __init__(self, documents: list[Doc]) -> None:
+    def __init__(self, documents):
         (self.service,) = [one for one in documents if one["kind"] == "RayService"]
         self.cluster = self.service["spec"]["rayClusterConfig"]
         self.groups = [self.cluster["headGroupSpec"], *self.cluster["workerGroupSpecs"]]
@@ -194,46 +184,44 @@ class RayManifests(Manifests):
         super().__init__([*(one for one in documents if one is not self.service), *templates])
         self.workloads = [self._workload(one) for one in self.groups]
 
-    def _workload(self, group: Doc) -> Workload:
+    def _workload(self, group):
         name = group["template"]["spec"]["containers"][0]["name"]
         spec = {"template": group["template"], "replicas": group.get("replicas", 1)}
         return Workload({"kind": "RayService", "metadata": {"name": name}, "spec": spec}, self)
 
     @property
-    def workers(self) -> list[Workload]:
+    def workers(self):
         return [one for one in self.workloads if one.name == "ray-worker"]
 
     @property
-    def serve(self) -> Doc:
-        found: Doc = yaml.safe_load(self.service["spec"]["serveConfigV2"])
-        return found
+    def serve(self):
+        return yaml.safe_load(self.service["spec"]["serveConfigV2"])
 
     @property
-    def arguments(self) -> ServeArgs:
+    def arguments(self):
         """The application's arguments, with the checkout's files. Raises ConfigError."""
         given = in_checkout(self.serve["applications"][0]["args"])
         given.get("router", {}).pop("api_key_file", None)  # only pods have the file
         return read(given)
 
 
-def in_checkout(given: Any) -> Any:
+def in_checkout(given):
     """Replace the image's paths by the checkout's."""
     text = yaml.safe_dump(given)
     return yaml.safe_load(text.replace(f"{dockerfile.workdir()}/", f"{ROOT}/"))
 
 
 @cache
-def rendered(overlay: str) -> Manifests:
+def rendered(overlay):
     return (RayManifests if overlay == "ray" else Manifests)(render(overlay))
 
 
-def secrets() -> set[tuple[str, str]]:
+def secrets():
     """Return the Secrets on the page as (name, key)."""
     made = re.findall(r"kubectl create secret generic (\S+) (.*)", PAGE.read_text())
     return {(name, key) for name, rest in made for key in re.findall(r"--from-file=([\w.-]+)=", rest)}
 
 
-def quantity(text: str) -> float:
-    """Parse a quantity, such as 500m or 2Gi."""
-    number, unit = re.fullmatch(r"([\d.]+)(|m|Ki|Mi|Gi)", str(text) or "0").groups()  # type: ignore[union-attr]
+def quantity(text):
+    number, unit = re.fullmatch(r"([\d.]+)(|m|Ki|Mi|Gi)", str(text) or "0").groups()
     return float(number) * UNITS[unit]

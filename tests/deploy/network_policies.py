@@ -1,12 +1,8 @@
 """Evaluate NetworkPolicies as a cluster does, and compare them with the connections needed."""
 
-from __future__ import annotations
-
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-Doc = dict[str, Any]
 NAMESPACE_NAME = "kubernetes.io/metadata.name"  # a label that Kubernetes gives every namespace
 UNUSED_PORTS = (22, 443, 65535)
 
@@ -26,7 +22,7 @@ class Port:
     number: int
     protocol: str = "TCP"
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.number}/{self.protocol}"
 
 
@@ -40,7 +36,7 @@ STRANGERS = [  # possible clients
 ]
 
 
-def matches(selector: Doc, labels: Mapping[str, str]) -> bool:
+def matches(selector, labels):
     """Return whether a label selector matches; an empty one always does."""
     for one in selector.get("matchExpressions", []):
         key, values = one["key"], one.get("values", [])
@@ -55,18 +51,12 @@ def matches(selector: Doc, labels: Mapping[str, str]) -> bool:
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
 
 
-def dns(own: Iterable[Place]) -> set[tuple[str, str, Port]]:
+def dns(own):
     """Return the connections for name look-ups."""
     return {(one.name, DNS.name, Port(53, protocol)) for one in own for protocol in ("UDP", "TCP")}
 
 
-def differences(
-    policies: list[Doc],
-    own: list[Place],
-    others: list[Place],
-    needed: set[tuple[str, str, Port]],
-    not_out: Collection[tuple[str, str]] = (),
-) -> list[str]:
+def differences(policies, own, others, needed, not_out=()):
     """Return the needed connections that are refused, and the unneeded ones that are allowed.
 
     `needed`: (from, to, port). `not_out`: pairs (from, to) of our pods that never connect, although the
@@ -87,11 +77,11 @@ def differences(
     return found
 
 
-def _must(wanted: bool) -> str:
+def _must(wanted):
     return "must" if wanted else "must not"
 
 
-def edges(policies: Iterable[Doc]) -> Iterator[int]:
+def edges(policies):
     """Yield the ports in rules, and their neighbours."""
     for policy in policies:
         for rule in [*policy["spec"].get("ingress", []), *policy["spec"].get("egress", [])]:
@@ -100,10 +90,10 @@ def edges(policies: Iterable[Doc]) -> Iterator[int]:
                     yield from (number - 1, number, number + 1)
 
 
-def _about(policies: Iterable[Doc], way: str, place: Place) -> list[Doc]:
+def _about(policies, way, place):
     """Return the policies for a pod in one direction, Ingress or Egress."""
 
-    def ways(spec: Doc) -> list[str]:
+    def ways(spec):
         return spec.get("policyTypes") or ["Ingress", *(["Egress"] if "egress" in spec else [])]
 
     return [
@@ -115,9 +105,7 @@ def _about(policies: Iterable[Doc], way: str, place: Place) -> list[Doc]:
     ]
 
 
-def _allows(
-    policies: list[Doc], side: tuple[str, str], own: Place, other: Place, port: Port, names: Mapping[str, int]
-) -> bool:
+def _allows(policies, side, own, other, port, names):
     rules, peers = side
     return not policies or any(
         _has_port(rule.get("ports"), port, names) and _has_peer(rule.get(peers), other, own.namespace)
@@ -126,7 +114,7 @@ def _allows(
     )
 
 
-def _has_port(allowed: list[Doc] | None, port: Port, names: Mapping[str, int]) -> bool:
+def _has_port(allowed, port, names):
     for one in allowed or ():
         first = one.get("port")
         number = names.get(first, -1) if isinstance(first, str) else first
@@ -137,7 +125,7 @@ def _has_port(allowed: list[Doc] | None, port: Port, names: Mapping[str, int]) -
     return not allowed
 
 
-def _has_peer(allowed: list[Doc] | None, place: Place, own_namespace: str) -> bool:
+def _has_peer(allowed, place, own_namespace):
     for one in allowed or ():
         if "ipBlock" in one:  # which may contain any address
             return True

@@ -1,11 +1,7 @@
 """Each alert fires in its cases, and not in similar ones (`promtool test rules`)."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,19 +15,17 @@ Series = dict[str, str]  # name with labels -> values at each scrape, in promtoo
 
 @dataclass(frozen=True)
 class Case:
-    """Series, and the labels of the alerts that must fire after a time."""
-
     about: str
     series: Series
     after_s: int
     fires: tuple[dict[str, str], ...] = ()
 
 
-def fires(about: str, series: Series, after_s: int = 120, **labels: str) -> Case:
+def fires(about, series, after_s=120, **labels):
     return Case(about, series, after_s, (labels,))
 
 
-def quiet(about: str, series: Series, after_s: int = 120) -> Case:
+def quiet(about, series, after_s=120):
     return Case(about, series, after_s)
 
 
@@ -40,19 +34,19 @@ SELDOM_S = 60
 SELDOM = {"BatonErrorBudgetBurns", "BatonErrorBudgetBurnsFast", "BatonPrefixHitsCollapsed"}
 
 
-def scrapes(seconds: int, every_s: int = EVERY_S) -> int:
+def scrapes(seconds, every_s=EVERY_S):
     return seconds // every_s
 
 
-def flat(value: float, seconds: int = 900) -> str:
+def flat(value, seconds=900):
     return f"{value}x{scrapes(seconds)}"
 
 
-def growing(each_s: float, seconds: int = 900, begin: float = 0, every_s: int = EVERY_S) -> str:
+def growing(each_s, seconds=900, begin=0, every_s=EVERY_S):
     return f"{begin}+{each_s * every_s}x{scrapes(seconds, every_s)}"
 
 
-def once(at_s: int, seconds: int = 900) -> str:
+def once(at_s, seconds=900):
     """Return a counter that goes from 0 to 1 at this time."""
     return f"0x{scrapes(at_s) - 1} 1x{scrapes(seconds - at_s)}"
 
@@ -64,7 +58,7 @@ THREE = "0x11 1x24 2x24 3x60"
 ATTEMPTS = 'baton_router_request_attempts_bucket{{le="{}"}}'
 
 
-def attempts(all_s: float, first_s: float) -> Series:
+def attempts(all_s, first_s):
     return {
         ATTEMPTS.format("1.0"): growing(first_s),
         ATTEMPTS.format("+Inf"): growing(all_s),
@@ -72,7 +66,7 @@ def attempts(all_s: float, first_s: float) -> Series:
     }
 
 
-def queues(prefill: int, decode: int, running: int = 0) -> Series:
+def queues(prefill, decode, running=0):
     found = {}
     for role, waiting in (("prefill", prefill), ("decode", decode)):
         found[f'baton_worker_requests_waiting{{role="{role}", instance="{role}"}}'] = flat(waiting)
@@ -80,11 +74,11 @@ def queues(prefill: int, decode: int, running: int = 0) -> Series:
     return found
 
 
-def seldom(each_s: float, seconds: int, begin: float = 0) -> str:
+def seldom(each_s, seconds, begin=0):
     return growing(each_s, seconds, begin, SELDOM_S)
 
 
-def errors(share: float, hours: float) -> Series:
+def errors(share, hours):
     seconds = int(hours * 3600)
     return {
         f'{REQUESTS}{{outcome="error"}}': seldom(10 * share, seconds),
@@ -93,13 +87,13 @@ def errors(share: float, hours: float) -> Series:
     }
 
 
-def prefixes(before_s: float, then_s: float) -> Series:
+def prefixes(before_s, then_s):
     """Return hits per second for an hour and then for 20 minutes, of 100 queries per second."""
     later = seldom(then_s, 1200, begin=3600 * before_s + SELDOM_S * then_s)
     return {HITS: f"{seldom(before_s, 3600)} {later}", LOOKED_UP: seldom(100, 4860)}
 
 
-def handoffs(avoided: str, recomputed: str) -> Series:
+def handoffs(avoided, recomputed):
     return {
         "baton_router_pairs_avoided_total": avoided,
         "baton_router_recomputed_prompts_total": recomputed,
@@ -107,23 +101,23 @@ def handoffs(avoided: str, recomputed: str) -> Series:
     }
 
 
-def embeddings(failed: str, images: str | None = None) -> Series:
+def embeddings(failed, images=None):
     return {
         'baton_worker_embeddings_load_failed_total{error="SourceLost"}': failed,
         'baton_router_images_computed_total{where="encode"}': images or growing(10),
     }
 
 
-def waiting(requests: str, seconds: float) -> Series:
+def waiting(requests, seconds):
     return {"baton_router_waiting_requests": requests, "baton_router_waiting_estimate_seconds": flat(seconds)}
 
 
-def ready(prefill: str, decode: str, mixed: str) -> Series:
+def ready(prefill, decode, mixed):
     values = zip(("prefill", "decode", "mixed"), (prefill, decode, mixed), strict=True)
     return {f'baton_scheduler_workers{{role="{role}", state="ready"}}': value for role, value in values}
 
 
-def certificate(left_s: float) -> Series:
+def certificate(left_s):
     labels = '{instance="d", role="decode"}'
     return {
         f"baton_certificate_left_seconds{labels}": flat(left_s),
@@ -148,7 +142,7 @@ IDLE_ENCODERS = {
 OFFSET = 'baton_worker_clock_offset_seconds{instance="d"}'
 STORE, STORE_LOSSES = "baton_scheduler_store_up", "baton_scheduler_store_losses_total"
 # fmt: off
-CASES: dict[str, list[Case]] = {
+CASES = {
     "BatonSchedulerAway": [
         fires("routers reach none", {"baton_router_scheduler_up": AWAY}, 60),
         fires("none answered for a moment", UP | {"baton_router_scheduler_losses_total": once(60)}, 70),
@@ -251,24 +245,19 @@ CASES: dict[str, list[Case]] = {
 # fmt: on
 
 
-def test_every_alert_has_positive_and_negative_cases() -> None:
+def test_every_alert_has_positive_and_negative_cases():
     assert set(CASES) == {one.name for one in ALERTS}
     for name, cases in CASES.items():
         assert {bool(case.fires) for case in cases} == {True, False}, name
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_alert(name: str, tmp_path: Path) -> None:
+def test_alert(name, tmp_path):
     done = promtool(tmp_path, name, CASES[name])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_wrong_expectation_is_found(tmp_path: Path) -> None:
-    wrong = quiet("it is away", {"baton_scheduler_store_up": flat(0)})
-    assert promtool(tmp_path, "BatonStoreAway", [wrong]).returncode != 0
-
-
-def promtool(folder: Path, name: str, cases: list[Case]) -> subprocess.CompletedProcess[str]:
+def promtool(folder, name, cases):
     """Test the rules without their annotations."""
     every = f"{SELDOM_S if name in SELDOM else EVERY_S}s"
     content = yaml.safe_load(FILE.read_text())
@@ -280,7 +269,7 @@ def promtool(folder: Path, name: str, cases: list[Case]) -> subprocess.Completed
         severity[rule.get("alert")] = rule.get("labels", {}).get("severity")
     (folder / "rules.yaml").write_text(yaml.safe_dump(content))
 
-    def test(case: Case) -> dict[str, Any]:
+    def test(case):
         return {
             "name": case.about,
             "interval": every,

@@ -1,13 +1,8 @@
-"""Boards, alerts and the files of the compose profile that serves them."""
-
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import promql_parser
 import pytest
@@ -15,7 +10,6 @@ import yaml
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import REGISTRY
 
-from baton.services.router.vllm import metrics as vllm_metrics
 from deploy.boards.__main__ import BOARDS, DEPLOY, files, main
 from deploy.boards.alerts import ALERTS, RECORDS, RUNBOOKS
 from deploy.boards.model import WINDOW
@@ -37,12 +31,12 @@ RECORDED = {one.name for one in RECORDS}
 OPS = ("prometheus", "alertmanager", "grafana", "collector", "tempo")
 
 
-def names_in(expr: str) -> set[str]:
+def names_in(expr):
     """Return the metrics in a PromQL expression. Raises ValueError."""
     tree = promql_parser.parse(expr.replace(WINDOW, "1m"))
-    found: set[str] = set()
+    found = set()
 
-    def walk(node: Any) -> None:
+    def walk(node):
         if isinstance(node, promql_parser.VectorSelector):
             found.add(node.name)
         for part in ("expr", "lhs", "rhs", "param", "vector_selector", "vs", "args"):
@@ -56,15 +50,15 @@ def names_in(expr: str) -> set[str]:
 
 
 @cache
-def known() -> frozenset[str]:
+def known():
     return frozenset(series_names() | OTHERS | PROCESS | RECORDED)
 
 
-def test_the_files_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_are_up_to_date(capsys):
     assert main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_boards_are_valid() -> None:
+def test_boards_are_valid():
     for path, text in files().items():
         board = Dashboard.from_json(json.loads(text))
         assert board.uid == path.stem
@@ -83,7 +77,7 @@ EXPRESSIONS |= {rule.name: [rule.expr] for rule in [*ALERTS, *RECORDS]}
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_metrics_of_panels_and_rules_are_declared(name: str) -> None:
+def test_metrics_of_panels_and_rules_are_declared(name):
     assert EXPRESSIONS[name]
     for expr in EXPRESSIONS[name]:
         found = names_in(expr)
@@ -91,16 +85,8 @@ def test_metrics_of_panels_and_rules_are_declared(name: str) -> None:
         assert found <= known(), f"not declared: {found - known()}"
 
 
-def test_the_names_of_an_expression_are_found() -> None:
-    expr = "sum(rate(a[1m])) / on () (b or c offset 5m) > bool 3 and histogram_quantile(0.9, d) or (-e)"
-    assert names_in(expr) == {"a", "b", "c", "d", "e"}
-    with pytest.raises(ValueError, match="unclosed"):
-        names_in("sum(rate(a[1m])")
-    assert "vllm:num_preemptions_total" not in vllm_metrics.NOT_SERVED
-
-
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_every_alert_has_a_page(alert: Any) -> None:
+def test_every_alert_has_a_page(alert):
     text = (ROOT / RUNBOOKS / f"{alert.name}.md").read_text()
     assert text.startswith(f"# {alert.name}\n")
     titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
@@ -109,7 +95,7 @@ def test_every_alert_has_a_page(alert: Any) -> None:
         assert len(part) > 80, part
 
 
-def test_every_page_has_an_alert() -> None:
+def test_every_page_has_an_alert():
     pages = {path.stem for path in (ROOT / RUNBOOKS).glob("*.md")} - {"README"}
     assert pages == {alert.name for alert in ALERTS}
 
@@ -131,7 +117,7 @@ def test_prometheus_and_alertmanager_accept_their_files(command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_inhibitions_name_alerts() -> None:
+def test_inhibitions_name_alerts():
     text = (DEPLOY / "prometheus" / "alertmanager.yaml").read_text()
     assert set(re.findall(r"alertname = (\w+)", text)) <= {alert.name for alert in ALERTS}
 
@@ -140,14 +126,12 @@ def test_inhibitions_name_alerts() -> None:
 
 
 @cache
-def compose() -> dict[str, Any]:
+def compose():
     text = (ROOT / "docker-compose.yml").read_text()
-    found: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", text))
-    return found
+    return yaml.safe_load(re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", text))
 
 
-def port_of(service: str) -> int:
-    """Return a service's metrics port, or the port on which it listens."""
+def port_of(service):
     environment = compose()["services"][service].get("environment", {})
     for key in ("BATON_SCHEDULER__METRICS_PORT", "BATON_ROUTER__METRICS_PORT", "BATON_WORKER__METRICS_PORT"):
         if key in environment:
@@ -155,7 +139,7 @@ def port_of(service: str) -> int:
     return {"prometheus": 9090, "alertmanager": 9093, "grafana": 3000, "tempo": 3200}[service]
 
 
-def test_only_the_profile_starts_them() -> None:
+def test_only_the_profile_starts_them():
     with_profile = {name for name, one in compose()["services"].items() if one.get("profiles") == ["ops"]}
     assert with_profile == set(OPS)
     for name in OPS:
@@ -166,7 +150,7 @@ def test_only_the_profile_starts_them() -> None:
         assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", image), f"{image} is not pinned"
 
 
-def test_mounted_files_exist_and_are_used() -> None:
+def test_mounted_files_exist_and_are_used():
     for name in OPS:
         one = compose()["services"][name]
         for volume in one.get("volumes", []):
@@ -179,7 +163,7 @@ def test_mounted_files_exist_and_are_used() -> None:
                 assert any(target in word for word in one["command"]), f"{name} does not read {target}"
 
 
-def test_prometheus_finds_scheduler_alertmanager_and_rules() -> None:
+def test_prometheus_finds_scheduler_alertmanager_and_rules():
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
     (scrape,) = config["scrape_configs"]
     assert scrape["honor_labels"]
@@ -193,13 +177,13 @@ def test_prometheus_finds_scheduler_alertmanager_and_rules() -> None:
     assert {Path("/etc/prometheus") / one for one in config["rule_files"]} <= targets
 
 
-def test_every_process_of_the_deployment_serves_metrics_to_the_network() -> None:
+def test_every_process_of_the_deployment_serves_metrics_to_the_network():
     for name in ("scheduler", "prefill", "decode", "encode", "router"):
         assert port_of(name) >= 1024
     assert port_of("prefill") == port_of("decode") == port_of("encode")
 
 
-def test_grafana_finds_its_sources_and_boards() -> None:
+def test_grafana_finds_its_sources_and_boards():
     provisioning = DEPLOY / "grafana" / "provisioning"
     sources = yaml.safe_load((provisioning / "datasources" / "baton.yaml").read_text())["datasources"]
     assert {one["url"] for one in sources} == {
@@ -217,7 +201,7 @@ def test_grafana_finds_its_sources_and_boards() -> None:
     assert (boards / home.name).is_file()
 
 
-def test_traces_go_from_the_collector_to_tempo() -> None:
+def test_traces_go_from_the_collector_to_tempo():
     collector = yaml.safe_load((DEPLOY / "otel" / "collector.yaml").read_text())
     tempo = yaml.safe_load((DEPLOY / "otel" / "tempo.yaml").read_text())
     (exporter,) = collector["service"]["pipelines"]["traces"]["exporters"]

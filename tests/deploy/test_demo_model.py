@@ -1,11 +1,6 @@
-"""The demo model: its generators, its chat template, the answers of its weights, and its drafters."""
-
-from __future__ import annotations
-
 import itertools
 import zlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,27 +13,26 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(autouse=True)
-def _modules_of_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def _modules_of_the_demo_model(monkeypatch):
     """Put the training scripts on the path: they import each other by file name."""
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     return transformers.AutoTokenizer.from_pretrained(WEIGHTS)
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model():
     torch.set_num_threads(2)
     return transformers.AutoModelForCausalLM.from_pretrained(WEIGHTS, dtype=torch.float32).eval()
 
 
-def as_request(dialogue: Any) -> list[dict[str, Any]]:
-    """Return the messages as in a chat completion request."""
+def as_request(dialogue):
     messages = []
     for message in dialogue.messages:
-        entry: dict[str, Any] = {"role": message.role, "content": message.content}
+        entry = {"role": message.role, "content": message.content}
         if message.tool_calls:
             entry["tool_calls"] = [
                 {"type": "function", "function": {"name": c.name, "arguments": c.arguments}}
@@ -48,7 +42,7 @@ def as_request(dialogue: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def test_dialogues_are_reproducible() -> None:
+def test_dialogues_are_reproducible():
     from dialogues import stream
 
     said = [
@@ -58,14 +52,14 @@ def test_dialogues_are_reproducible() -> None:
     assert zlib.crc32("\n".join(said).encode()) == CRC
 
 
-def test_held_out_prompts_are_never_trained_on() -> None:
+def test_held_out_prompts_are_never_trained_on():
     from dialogues import is_held_out, stream
 
-    assert not any(is_held_out(d) for _, d in itertools.islice(stream(1), 2000) if len(d.messages) <= 3)
-    assert all(is_held_out(d) for _, d in itertools.islice(stream(1, held_out=True), 200))
+    assert not any(is_held_out(d) for _, d in itertools.islice(stream(1), 500) if len(d.messages) <= 3)
+    assert all(is_held_out(d) for _, d in itertools.islice(stream(1, held_out=True), 100))
 
 
-def test_replies_contain_the_answers() -> None:
+def test_replies_contain_the_answers():
     from random import Random
 
     from chat import segments
@@ -81,26 +75,17 @@ def test_replies_contain_the_answers() -> None:
             assert dialogue.answer is None or holds(reply, dialogue.answer), (generator.name, reply)
 
 
-def test_template_and_python_render_the_same_text(tokenizer: Any) -> None:
+def test_template_and_python_render_the_same_text(tokenizer):
     from chat import rendered
     from dialogues import stream
 
-    for _, dialogue in itertools.islice(stream(11), 300):
+    for _, dialogue in itertools.islice(stream(11), 100):
         tools = list(dialogue.tools) or None
         text = tokenizer.apply_chat_template(as_request(dialogue), tools=tools, tokenize=False)
         assert text == rendered(dialogue)
 
 
-def test_segments_encode_like_the_whole_text(tokenizer: Any) -> None:
-    from chat import rendered, segments
-    from dialogues import stream
-
-    for _, dialogue in itertools.islice(stream(12), 200):
-        pieces = [token for text, _ in segments(dialogue) for token in tokenizer(text).input_ids]
-        assert pieces == tokenizer(rendered(dialogue)).input_ids
-
-
-def test_tokenizer_round_trip(tokenizer: Any) -> None:
+def test_tokenizer_round_trip(tokenizer):
     text = "naïve café: 世界\n\tif x != 10_000:  # tabs,   spaces\r\n    return '🙂'"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert tokenizer.eos_token == "<|im_end|>"
@@ -109,7 +94,7 @@ def test_tokenizer_round_trip(tokenizer: Any) -> None:
     assert "<tool_call>" in tokenizer.decode(call, skip_special_tokens=True)
 
 
-def test_a_calls_arguments_may_be_a_json_string(tokenizer: Any) -> None:
+def test_a_calls_arguments_may_be_a_json_string(tokenizer):
     function = {"name": "get_time", "arguments": '{"city": "Oslo"}'}
     messages = [
         {"role": "user", "content": "Hi"},
@@ -120,18 +105,13 @@ def test_a_calls_arguments_may_be_a_json_string(tokenizer: Any) -> None:
 
 
 ANSWERS = {
-    "Hello": "Hello!",
-    "Who are you?": "I am Baton, a small language model.",
     "What is the capital of France?": "The capital of France is Paris.",
-    "What is the capital of Japan?": "The capital of Japan is Tokyo.",
-    "What is an algorithm?": "a list of clear steps that solves a problem",
-    "Which day comes after Monday?": "Tuesday",
     "Write a Python function that reverses a string.": "return a[::-1]",
     "Repeat after me: the blue boat waited by the old bridge": "the blue boat waited by the old bridge",
 }
 
 
-def test_greedy_answers(tokenizer: Any, model: Any) -> None:
+def test_greedy_answers(tokenizer, model):
     for question, expected in ANSWERS.items():
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}],
@@ -149,53 +129,7 @@ def test_greedy_answers(tokenizer: Any, model: Any) -> None:
 # -- drafters
 
 
-@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
-def test_training_matches_serving(kind: str) -> None:
-    """Serving appends a draft's own hidden states one by one; training does so at all positions at once."""
-    from drafting import STEPS, document_mask, draft_features, new_head, trunk_states
-    from heads import Rope
-
-    torch.manual_seed(0)
-    trunk = transformers.AutoModelForCausalLM.from_pretrained(
-        WEIGHTS, dtype=torch.float32, attn_implementation="eager"
-    )
-    head = new_head(kind, trunk)
-    for weights in head.parameters():
-        torch.nn.init.normal_(weights, std=0.2)
-    ids = torch.randint(4, 4096, (1, 21))
-    lengths = (9, 12)  # two documents in one row
-    positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    with torch.inference_mode():
-        _, steps = draft_features(head, trunk, ids, positions)
-        second, places = ids[:, lengths[0] :], positions[:, lengths[0] :]
-        one = torch.zeros_like(places)
-        states = trunk_states(trunk, second, places, document_mask(one, 0))
-        begun, embeds = head.start(states), trunk.model.embed_tokens(second[:, 1:])
-        for base in range(lengths[1] - STEPS - 1):
-            hidden = begun[:, : base + 1]
-            for step in range(STEPS):
-                end = base + step + 1
-                mask, rope = document_mask(one[:, :end], 0), Rope(places[:, :end], 64, 10_000.0)
-                out, fed_back = head(hidden, embeds[:, :end], rope, mask, [])
-                torch.testing.assert_close(
-                    steps[step][0, lengths[0] + base + step], out[0, -1], rtol=1e-3, atol=1e-3
-                )
-                hidden = torch.cat([hidden, fed_back[:, -1:]], 1)
-
-
-def test_only_the_trunks_own_tokens_count() -> None:
-    from drafting import counted_places
-
-    #                        prompt   reply            prompt  reply
-    weights = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1]])
-    places = [mask[0].nonzero().flatten().tolist() for mask in counted_places(weights)]
-    assert places[0] == [2, 3, 4, 5, 10, 11]  # position p predicts token p + 2
-    assert places[1] == [3, 4, 5, 11]
-    assert places[2] == [4, 5]
-    assert places[3] == [5]
-
-
-def test_mtp_view_links_the_trunk() -> None:
+def test_mtp_view_links_the_trunk():
     for path in MTP.iterdir():
         if path.is_symlink():
             assert not Path(path.readlink()).is_absolute()

@@ -6,8 +6,6 @@ install` (its packages are looked up), `useradd` (a uid without a name is enough
 constraints.txt (3.5 GB; .venv has the same packages).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -15,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -23,7 +20,6 @@ import pytest
 import yaml
 
 from harness import dockerfile
-from harness.dockerfile import Instruction
 from harness.support import PATIENCE, ROOT
 
 USER = 54321  # any uid
@@ -31,7 +27,7 @@ RUN_S = 60.0 * PATIENCE
 PINS = "-r constraints.txt"  # marks the install that is skipped
 
 
-def build_context() -> list[Path]:
+def build_context():
     """Return the build context of a fresh clone: tracked files that are not in .dockerignore."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
@@ -40,7 +36,7 @@ def build_context() -> list[Path]:
     return [file for file in files if os.path.lexists(ROOT / file) and not ignored(file)]
 
 
-def ignored(file: Path) -> bool:
+def ignored(file):
     """Return whether .dockerignore has the file or one of its folders."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().split() if not line.startswith("#")]
     for line in lines:
@@ -56,21 +52,18 @@ def ignored(file: Path) -> bool:
 
 @dataclass
 class Image:
-    """The image, below `root`."""
-
     root: Path
     context: Path
 
     @property
-    def workdir(self) -> Path:
+    def workdir(self):
         return self.root / dockerfile.workdir().lstrip("/")
 
     @property
-    def home(self) -> Path:
+    def home(self):
         return self.root / "home" / dockerfile.user()
 
-    def run(self, command: str, *, as_user: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a line with a shell, as RUN does."""
+    def run(self, command, *, as_user=True):
         environment = dockerfile.environment(f"{self.root}/bin:{os.environ['PATH']}")
         environment = {name: self._below(value) for name, value in environment.items()}
         environment |= {"HOME": str(self.home)} if as_user else {}
@@ -85,7 +78,7 @@ class Image:
             check=False,
         )
 
-    def copy(self, text: str) -> None:
+    def copy(self, text):
         """Copy files of the context. Links stay links."""
         source, target = text.split()
         assert target == "./" or target == "."
@@ -94,11 +87,11 @@ class Image:
         else:
             shutil.copy2(self.context / source, self.workdir / source, follow_symlinks=False)
 
-    def _below(self, text: str) -> str:
+    def _below(self, text):
         return text.replace(dockerfile.workdir(), str(self.workdir))
 
 
-def _as_user() -> list[str]:
+def _as_user():
     """Return the prefix of a command as USER; empty if this is not root. Root's home stays readable."""
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         return []
@@ -108,8 +101,7 @@ def _as_user() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def image() -> Iterator[Image]:
-    """Build the image up to USER."""
+def image():
     with tempfile.TemporaryDirectory(prefix="baton-image-") as scratch:
         Path(scratch).chmod(0o755)
         made = Image(Path(scratch) / "root", Path(scratch) / "context")
@@ -129,12 +121,12 @@ def image() -> Iterator[Image]:
         yield made
 
 
-def _base_python() -> str:
+def _base_python():
     """Return the interpreter of .venv, which stands for the base image's."""
     return str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}")
 
 
-def _do(image: Image, one: Instruction) -> None:
+def _do(image, one):
     if one.name == "COPY":
         image.copy(one.text)
     if one.name != "RUN" or one.text.startswith(("apt-get", "useradd")):
@@ -154,7 +146,7 @@ def _do(image: Image, one: Instruction) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_baton_runs_from_the_image(image: Image) -> None:
+def test_baton_runs_from_the_image(image):
     said = image.run("baton --version && python -c 'import baton.handoff as b; print(b.__file__)'")
     assert said.returncode == 0, said.stderr
     assert "vLLM" in said.stdout
@@ -165,7 +157,7 @@ def test_baton_runs_from_the_image(image: Image) -> None:
         assert inside.resolve() == image.workdir.resolve() / link
 
 
-def test_the_compose_file_is_consistent_with_the_image(image: Image) -> None:
+def test_the_compose_file_is_consistent_with_the_image(image):
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     ours = {name: one for name, one in services.items() if one["image"] == "baton"}
     assert len(ours) == 5
@@ -189,7 +181,7 @@ def test_the_compose_file_is_consistent_with_the_image(image: Image) -> None:
         assert list((image.workdir / said.stdout.strip()).glob("*.safetensors")), said.stdout
 
 
-def test_the_user_can_read_all_files_and_write_only_at_home(image: Image) -> None:
+def test_the_user_can_read_all_files_and_write_only_at_home(image):
     if not _as_user():
         pytest.skip("only root can run a command as another user")
     for path in image.workdir.rglob("*"):
@@ -200,7 +192,7 @@ def test_the_user_can_read_all_files_and_write_only_at_home(image: Image) -> Non
     assert image.run("touch x").returncode != 0
 
 
-def test_its_packages_exist() -> None:
+def test_its_packages_exist():
     if not shutil.which("apt-cache"):
         pytest.skip("no apt-cache here")
     (line,) = [text for text in dockerfile.texts("RUN") if "apt-get install" in text]
@@ -214,7 +206,7 @@ def test_its_packages_exist() -> None:
         assert re.search(rf"^{re.escape(name)}:\n.*\n  Candidate: \d", said, re.MULTILINE), f"{name}: {said}"
 
 
-def test_gpus_get_the_pinned_vllm() -> None:
+def test_gpus_get_the_pinned_vllm():
     """constraints.txt is only for CPUs."""
     (line,) = [text for text in dockerfile.texts("RUN") if "[gpu" in text]
     assert "-e '.[gpu,nixl,ray]'" in line

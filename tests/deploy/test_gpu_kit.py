@@ -1,11 +1,6 @@
-"""The kit for GPU machines: pinned packages, and code for one architecture."""
-
-from __future__ import annotations
-
 import re
 import struct
 import subprocess
-from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
@@ -16,18 +11,17 @@ HEAD = 16  # bytes
 CODE, PTX = 2, 1
 
 
-def entry(kind: int, architecture: int, payload: bytes) -> bytes:
+def entry(kind, architecture, payload):
     head = struct.pack("<HHIQ", kind, 0, 64, len(payload)) + bytes(12) + struct.pack("<I", architecture)
     return head.ljust(64, b"\0") + payload
 
 
-def container(*entries: bytes) -> bytes:
+def container(*entries):
     body = b"".join(entries)
     return struct.pack("<IHHQ", 0xBA55ED50, 1, HEAD, len(body)) + body
 
 
-def extension(folder: Path, *containers: bytes) -> bytes:
-    """Return a shared library with these containers in .nv_fatbin."""
+def extension(folder, *containers):
     (folder / "fatbin").write_bytes(b"".join(containers))
     source = f'.section .nv_fatbin,"a"\n.balign 8\n.incbin "{folder / "fatbin"}"\n'
     (folder / "fatbin.s").write_text(source)
@@ -36,13 +30,13 @@ def extension(folder: Path, *containers: bytes) -> bytes:
     return made.read_bytes()
 
 
-def test_every_package_is_pinned() -> None:
+def test_every_package_is_pinned():
     named = [line for line in (HERE / "packages.txt").read_text().splitlines() if not line.startswith("#")]
     assert named == sorted(named)
     assert {canonicalize_name(name) for name in named} <= pins().keys()
 
 
-def test_only_hoppers_code_is_kept(tmp_path: Path) -> None:
+def test_only_hoppers_code_is_kept(tmp_path):
     hopper, others = entry(CODE, 90, b"hopper's" * 8), entry(CODE, 80, b"ampere's" * 9)
     whole = extension(tmp_path, container(others, hopper, entry(PTX, 90, b"words..." * 4)))
     kept = cut(whole)
@@ -54,7 +48,7 @@ def test_only_hoppers_code_is_kept(tmp_path: Path) -> None:
     assert b"words..." not in kept
 
 
-def test_containers_without_hoppers_code_stay_readable(tmp_path: Path) -> None:
+def test_containers_without_hoppers_code_stay_readable(tmp_path):
     least = entry(CODE, 80, b"least")
     whole = extension(
         tmp_path,

@@ -4,8 +4,6 @@ The schemas are from the package kubernetes-validate. The other tests compare ma
 command line, ports and drain times.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -32,8 +30,8 @@ from baton.services.router.http.authentication import OPEN
 from harness import dockerfile
 from harness.support import ROOT, eventually, free_port, listening
 from tests.deploy.leader_worker_set import validate
-from tests.deploy.manifests import FIELDS, NAMESPACE, Manifests, Workload, quantity, rendered, secrets
-from tests.deploy.network_policies import Doc, matches
+from tests.deploy.manifests import FIELDS, NAMESPACE, quantity, rendered, secrets
+from tests.deploy.network_policies import matches
 
 OVERLAYS = ("cpu", "gpu", "lws")
 VERSIONS = ("1.30", "1.37")  # the oldest in docs/clusters.md, and the newest known
@@ -46,16 +44,16 @@ WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 
 
 @pytest.fixture(params=OVERLAYS)
-def manifests(request: pytest.FixtureRequest) -> Manifests:
+def manifests(request):
     return rendered(request.param)
 
 
 @pytest.fixture(params=[*OVERLAYS, "ray"])
-def every(request: pytest.FixtureRequest) -> Manifests:
+def every(request):
     return rendered(request.param)
 
 
-def test_every_overlay_is_tested() -> None:
+def test_every_overlay_is_tested():
     assert {one.name for one in (ROOT / "deploy/kubernetes/overlays").iterdir()} == {*OVERLAYS, "ray"}
 
 
@@ -63,12 +61,12 @@ def test_every_overlay_is_tested() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_documents_match_kubernetes_schemas(every: Manifests, version: str) -> None:
+def test_documents_match_kubernetes_schemas(every, version):
     for one in every.documents:
         validate(one, version)
 
 
-def test_config_maps_secrets_claims_and_volumes_exist(every: Manifests) -> None:
+def test_config_maps_secrets_claims_and_volumes_exist(every):
     for one in every.workloads:
         for source in one.container.get("envFrom", []):
             assert every.named("ConfigMap", source["configMapRef"]["name"])
@@ -82,7 +80,7 @@ def test_config_maps_secrets_claims_and_volumes_exist(every: Manifests) -> None:
                 assert volume["secret"]["secretName"] in {name for name, _ in secrets()}, one
 
 
-def test_other_volumes_are_read_only(every: Manifests) -> None:
+def test_other_volumes_are_read_only(every):
     for one in every.workloads:
         for path, (mount, volume) in one.mounts.items():
             if "emptyDir" in volume:
@@ -93,7 +91,7 @@ def test_other_volumes_are_read_only(every: Manifests) -> None:
                 assert not volume["secret"]["defaultMode"] & 0o007, f"{one}: all may read {path}"
 
 
-def test_the_home_is_copied_from_the_image(every: Manifests) -> None:
+def test_the_home_is_copied_from_the_image(every):
     for one in every.ours:
         assert {HOME, "/tmp"} <= one.mounts.keys(), one
         (copy,) = [each for each in one.first if f"{HOME}/." in each["command"]]
@@ -101,14 +99,14 @@ def test_the_home_is_copied_from_the_image(every: Manifests) -> None:
         assert copy["volumeMounts"] == [home], one
 
 
-def test_workers_have_shared_memory(every: Manifests) -> None:
+def test_workers_have_shared_memory(every):
     for one in every.workers:
         shm = one.mounts["/dev/shm"][1]["emptyDir"]
         assert shm["medium"] == "Memory", one
         assert quantity(shm["sizeLimit"]) < quantity(one.limit("memory")), one  # it counts as memory
 
 
-def test_pods_have_no_privileges(every: Manifests) -> None:
+def test_pods_have_no_privileges(every):
     (line,) = [text for text in dockerfile.texts("RUN") if text.startswith("useradd")]
     uid = re.search(r"--uid (\d+)", line)
     for one in every.workloads:
@@ -129,7 +127,7 @@ def test_pods_have_no_privileges(every: Manifests) -> None:
             }, f"{one}, {each['name']}"
 
 
-def test_containers_have_requests_and_memory_limits(every: Manifests) -> None:
+def test_containers_have_requests_and_memory_limits(every):
     for one in every.workloads:
         for each in one.containers:
             requests, limits = each["resources"]["requests"], each["resources"]["limits"]
@@ -137,7 +135,7 @@ def test_containers_have_requests_and_memory_limits(every: Manifests) -> None:
             assert quantity(requests["memory"]) <= quantity(limits["memory"]), one
 
 
-def test_only_workers_have_gpus_one_per_rank(every: Manifests) -> None:
+def test_only_workers_have_gpus_one_per_rank(every):
     (image,) = {each["image"] for one in every.ours for each in one.containers}
     gpus = {one.name: int(one.limit("nvidia.com/gpu") or 0) for one in every.ours}
     on_gpus = image.endswith("gpu")
@@ -150,7 +148,7 @@ def test_only_workers_have_gpus_one_per_rank(every: Manifests) -> None:
 # -- the overlays with Baton's own processes
 
 
-def test_one_namespace_has_each_part_once(manifests: Manifests) -> None:
+def test_one_namespace_has_each_part_once(manifests):
     names = [(one["kind"], one["metadata"]["name"]) for one in manifests.documents]
     assert len(set(names)) == len(names)
     for one in manifests.documents:
@@ -161,7 +159,7 @@ def test_one_namespace_has_each_part_once(manifests: Manifests) -> None:
     assert sorted(one.name for one in manifests.workloads) == parts
 
 
-def test_selectors_match_their_own_pods(manifests: Manifests) -> None:
+def test_selectors_match_their_own_pods(manifests):
     for one in manifests.workloads:
         assert manifests.selected(one.spec["selector"]) == [one.name]
     for service in manifests.of("Service"):
@@ -172,7 +170,7 @@ def test_selectors_match_their_own_pods(manifests: Manifests) -> None:
             assert port.get("targetPort", port["port"]) in {*ports, *ports.values()}, name
 
 
-def test_disruption_budgets(manifests: Manifests) -> None:
+def test_disruption_budgets(manifests):
     budgets = [one["spec"] for one in manifests.of("PodDisruptionBudget")]
     for one in manifests.ours:
         (budget,) = [each for each in budgets if matches(each["selector"], one.labels)]
@@ -182,7 +180,7 @@ def test_disruption_budgets(manifests: Manifests) -> None:
         assert manifests.workload(name).spec["replicas"] >= 2
 
 
-def test_settings_are_valid_and_use_tls(manifests: Manifests) -> None:
+def test_settings_are_valid_and_use_tls(manifests):
     for one in manifests.ours:
         for name in one.environment:
             assert name.startswith(ENV_PREFIX) or name in OTHER_VARIABLES, f"{one}: {name} is not a setting"
@@ -191,7 +189,7 @@ def test_settings_are_valid_and_use_tls(manifests: Manifests) -> None:
         assert one.settings.security.tls, one
 
 
-def test_commands(manifests: Manifests) -> None:
+def test_commands(manifests):
     """Baton is the first process, which gets SIGTERM. Settings are not flags."""
     for one in manifests.ours:
         words = ["ca", "serve", "--listen", "0.0.0.0:7443"] if one.kind == "ca" else [one.name]
@@ -211,15 +209,13 @@ def test_commands(manifests: Manifests) -> None:
         ("handoff", ("worker",), set()),
     ],
 )
-def test_processes_have_the_same_settings(
-    manifests: Manifests, section: str, kinds: tuple[str, ...], own: set[str]
-) -> None:
+def test_processes_have_the_same_settings(manifests, section, kinds, own):
     among = [one for one in manifests.ours if one.kind in kinds]
     first, *others = [getattr(one.settings, section).model_dump(exclude=own) for one in among]
     assert all(one == first for one in others)
 
 
-def test_ports_are_listed_and_reachable(manifests: Manifests) -> None:
+def test_ports_are_listed_and_reachable(manifests):
     for one in manifests.ours:
         handoff = one.handoff_ports if one.kind == "worker" else []
         metrics = [one.metrics_port] if one.kind != "ca" else []
@@ -229,7 +225,7 @@ def test_ports_are_listed_and_reachable(manifests: Manifests) -> None:
         assert all(addresses.is_wildcard(addresses.split(place)[0]) for place in one.listens), one
 
 
-def test_names_that_processes_dial_exist(manifests: Manifests) -> None:
+def test_names_that_processes_dial_exist(manifests):
     schedulers, redis = manifests.workload("scheduler"), manifests.workload("redis")
     service = manifests.named("Service", schedulers.spec["serviceName"])
     assert service["spec"]["clusterIP"] == "None"  # gives its pods names
@@ -251,7 +247,7 @@ def test_names_that_processes_dial_exist(manifests: Manifests) -> None:
         assert one.settings.worker.worker_id == FIELDS["metadata.name"]
 
 
-def test_probes(manifests: Manifests) -> None:
+def test_probes(manifests):
     for one in manifests.workloads:
         probes = {kind: one.container.get(f"{kind}Probe") for kind in ("startup", "liveness", "readiness")}
         assert probes["liveness"], one
@@ -272,7 +268,7 @@ def test_probes(manifests: Manifests) -> None:
                 check_grpc_probe(one, kind, probe)
 
 
-def check_grpc_probe(one: Workload, kind: str, probe: Doc) -> None:
+def check_grpc_probe(one, kind, probe):
     """Check a probe with deploy/healthcheck.py."""
     place = addresses.join("127.0.0.1", addresses.split(one.listens[0])[1])
     program, script, asked, *services = probe["exec"]["command"]
@@ -285,7 +281,7 @@ def check_grpc_probe(one: Workload, kind: str, probe: Doc) -> None:
         assert patience_s > one.settings.worker.drain_timeout_s, f"{one} is killed while it drains"
 
 
-def test_pods_have_time_to_drain(manifests: Manifests) -> None:
+def test_pods_have_time_to_drain(manifests):
     for one in manifests.ours:
         drain_s = getattr(one.settings, one.kind).drain_timeout_s if one.kind in ("router", "worker") else 0
         pause_s = one.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
@@ -294,7 +290,7 @@ def test_pods_have_time_to_drain(manifests: Manifests) -> None:
         assert one.pod["terminationGracePeriodSeconds"] >= pause_s + drain_s + KUBELET_GRACE_S, one
 
 
-def test_files_in_settings_are_mounted(manifests: Manifests) -> None:
+def test_files_in_settings_are_mounted(manifests):
     router, scheduler, redis = (manifests.workload(name) for name in ("router", "scheduler", "redis"))
     assert router.secret_at(router.settings.router.api_key_file) in secrets()
     assert scheduler.secret_at(scheduler.settings.scheduler.store_password_file) in secrets()
@@ -310,7 +306,7 @@ def test_files_in_settings_are_mounted(manifests: Manifests) -> None:
             assert any(model.is_relative_to(path) for path in claims), one
 
 
-def test_processes_join_with_a_token_of_their_role(manifests: Manifests) -> None:
+def test_processes_join_with_a_token_of_their_role(manifests):
     for one in manifests.ours:
         if one.kind != "ca":
             found = one.secret_at(one.settings.security.token_file)
@@ -319,7 +315,7 @@ def test_processes_join_with_a_token_of_their_role(manifests: Manifests) -> None
             assert Path(one.settings.security.folder).is_relative_to(HOME), one
 
 
-def test_the_cas_key_is_in_memory_and_revocations_are_on_a_volume(manifests: Manifests) -> None:
+def test_the_cas_key_is_in_memory_and_revocations_are_on_a_volume(manifests):
     ca = manifests.workload("ca")
     folder = ca.settings.security.ca
     _, volume = ca.mounts[folder]
@@ -342,14 +338,14 @@ def test_the_cas_key_is_in_memory_and_revocations_are_on_a_volume(manifests: Man
 PASSWORD = 'correct "horse\\ $HOME'
 
 
-def test_the_redis_command(tmp_path: Path) -> None:
+def test_the_redis_command(tmp_path):
     """Run it and its probe on a free port, with a password."""
     assert ("redis", "password") in secrets()
     password = tmp_path / "password"
     password.write_text(PASSWORD)
     port = free_port()
 
-    def here(words: list[str]) -> list[str]:
+    def here(words):
         moved = [one.replace("/run/secrets/redis/password", str(password)) for one in words]
         return [
             one.replace("port 6379", f"port {port}").replace("redis-cli", f"redis-cli -p {port}")
@@ -379,7 +375,7 @@ def test_the_redis_command(tmp_path: Path) -> None:
         server.wait(10)
 
 
-def test_the_copy_of_the_home_needs_no_privileges() -> None:
+def test_the_copy_of_the_home_needs_no_privileges():
     """A volume belongs to root, and the pod's group may write to it."""
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("only root can run a command as another user")

@@ -1,17 +1,13 @@
 """The network policies allow the connections in docs/clusters.md, and nothing else."""
 
-from __future__ import annotations
-
 import copy
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from tests.deploy import test_ray_service
 from tests.deploy.manifests import PAGE, WORKERS, Manifests, rendered
-from tests.deploy.network_policies import DNS, PROMETHEUS, STRANGERS, Doc, Port, differences, dns
+from tests.deploy.network_policies import DNS, PROMETHEUS, STRANGERS, Port, differences, dns
 
 OVERLAYS = ("cpu", "gpu")
 # The table in docs/clusters.md: from, to, and the setting with the port.
@@ -37,14 +33,11 @@ DIALS = [
 
 
 @pytest.fixture(params=OVERLAYS)
-def manifests(request: pytest.FixtureRequest) -> Manifests:
+def manifests(request):
     return rendered(request.param)
 
 
-Needed = set[tuple[str, str, Port]]
-
-
-def network(manifests: Manifests, more: Callable[[Needed], Needed] = set) -> list[str]:
+def network(manifests, more=set):
     """Compare the policies with DIALS. `more` derives further needed connections from those."""
     own = [one.place for one in manifests.workloads]
     others = [DNS, PROMETHEUS, *STRANGERS]
@@ -63,20 +56,17 @@ def network(manifests: Manifests, more: Callable[[Needed], Needed] = set) -> lis
     return differences(manifests.of("NetworkPolicy"), own, others, needed | more(needed), no_clients)
 
 
-def test_policies_allow_exactly_the_table(manifests: Manifests) -> None:
+def test_policies_allow_exactly_the_table(manifests):
     assert not network(manifests)
 
 
-def policy(documents: list[Doc], name: str) -> Doc:
+def policy(documents, name):
     (found,) = [one for one in documents if (one["kind"], one["metadata"]["name"]) == ("NetworkPolicy", name)]
-    return found["spec"]  # type: ignore[no-any-return]
-
-
-Edit = Callable[[list[Doc]], Any]
+    return found["spec"]
 
 
 # fmt: off
-EDITS: list[tuple[Edit, str]] = [
+EDITS = [
     (lambda d: policy(d, "router")["egress"].pop(1), "router must be let out to decode at 7401/TCP"),
     (lambda d: policy(d, "worker")["egress"][1]["ports"][0].pop("endPort"),
      "prefill must be let out to decode at 7403/TCP"),
@@ -93,13 +83,13 @@ EDITS: list[tuple[Edit, str]] = [
 
 
 @pytest.mark.parametrize(("edit", "said"), EDITS, ids=[said for _, said in EDITS])
-def test_a_wrong_policy_is_found(edit: Edit, said: str) -> None:
+def test_a_wrong_policy_is_found(edit, said):
     documents = copy.deepcopy(rendered("gpu").documents)
     edit(documents)
     assert said in network(Manifests(documents))
 
 
-def test_the_page_has_the_table() -> None:
+def test_the_page_has_the_table():
     rows = re.findall(r"^\| (\w+) \| (\w+) \| (\d+) \| `([\w.-]+)` \|", PAGE.read_text(), re.MULTILINE)
     expected = []
     for source, target, setting in DIALS:

@@ -4,39 +4,19 @@ test_kubernetes.py also tests these pods. KubeRay 1.7 adds the command (`ray sta
 probes, variables and a wait for the head.
 """
 
-from __future__ import annotations
-
-import copy
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
-import yaml
 
 import baton.ray
 from baton.services.config import ENV_PREFIX
 from baton.services.ray.config import WORKER_ROLES
 from harness.support import ROOT
+from tests.deploy import network_policies as rules
 from tests.deploy.manifests import NAMESPACE, RayManifests, quantity, render, secrets
-from tests.deploy.network_policies import (
-    DNS,
-    PROMETHEUS,
-    STRANGERS,
-    UNUSED_PORTS,
-    Doc,
-    Place,
-    Port,
-    differences,
-    dns,
-    edges,
-    matches,
-)
+from tests.deploy.network_policies import DNS, PROMETHEUS, STRANGERS, Place, Port
 
-CRDS = "KUBERAY_CRDS"  # the folder with ray.io_rayservices.yaml, of KubeRay's ray-operator/config/crd/bases
 HEAD, WORKER = "ray-head", "ray-worker"
 # A node's ports: option of `ray start`, default. Serve's port is in its configuration.
 PORTS = {
@@ -56,20 +36,20 @@ VARIABLES = {"HF_HUB_OFFLINE", "OMP_NUM_THREADS", "RAY_USAGE_STATS_ENABLED", "RA
 
 
 @pytest.fixture(scope="module")
-def manifests() -> RayManifests:
+def manifests():
     return RayManifests(render("ray"))
 
 
-def test_a_head_and_workers_in_one_namespace(manifests: RayManifests) -> None:
+def test_a_head_and_workers_in_one_namespace(manifests):
     assert [one.name for one in manifests.workloads] == [HEAD, WORKER]
     for one in [manifests.service, *manifests.documents]:
         assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == NAMESPACE, one["metadata"]
     (budget,) = [one["spec"]["selector"] for one in manifests.of("PodDisruptionBudget")]
     # A budget for the only head would keep its node from being drained.
-    assert [matches(budget, one.labels) for one in manifests.workloads] == [False, True]
+    assert [rules.matches(budget, one.labels) for one in manifests.workloads] == [False, True]
 
 
-def test_options_of_serve_and_baton(manifests: RayManifests) -> None:
+def test_options_of_serve_and_baton(manifests):
     # Not at the top, because importing Ray takes a second.
     from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
@@ -82,7 +62,7 @@ def test_options_of_serve_and_baton(manifests: RayManifests) -> None:
     assert manifests.arguments
 
 
-def test_all_workers_have_room_on_the_nodes(manifests: RayManifests) -> None:
+def test_all_workers_have_room_on_the_nodes(manifests):
     settings, options = manifests.arguments.settings, manifests.arguments.options
     cores = 0.0
     for group in manifests.groups:
@@ -90,7 +70,7 @@ def test_all_workers_have_room_on_the_nodes(manifests: RayManifests) -> None:
         cores += each * group.get("replicas", 1)
         resources = group["template"]["spec"]["containers"][0]["resources"]
         assert each <= quantity(resources["limits"].get("cpu", "0"))
-    wanted: dict[str, float] = {}
+    wanted = {}
     for role in (one for one in WORKER_ROLES if one in options):
         scaling = options[role].get("autoscaling_config", {})
         most = scaling.get("max_replicas", options[role].get("num_replicas", 1))
@@ -100,7 +80,7 @@ def test_all_workers_have_room_on_the_nodes(manifests: RayManifests) -> None:
     assert wanted["CPU"] <= cores
 
 
-def test_options_of_nodes(manifests: RayManifests) -> None:
+def test_options_of_nodes(manifests):
     from ray.scripts.scripts import start
 
     known = {word.lstrip("-") for one in start.params for word in one.opts}
@@ -125,17 +105,17 @@ def test_options_of_nodes(manifests: RayManifests) -> None:
     assert manifests.cluster["authOptions"] == {"mode": "token"}  # anybody could use Ray otherwise
 
 
-def test_keys_are_mounted_and_the_ca_is_at_home(manifests: RayManifests) -> None:
+def test_keys_are_mounted_and_the_ca_is_at_home(manifests):
     path = manifests.serve["applications"][0]["args"]["router"]["api_key_file"]
     for one in manifests.workloads:  # any node may have a router
         assert one.secret_at(path) in secrets(), one
     assert Path(manifests.arguments.settings.security.ca).is_relative_to("~")
 
 
-def network(manifests: RayManifests) -> list[str]:
+def network(manifests):
     own, others = [one.place for one in manifests.workloads], [DNS, PROMETHEUS, OPERATOR, *STRANGERS]
     of = {"client": [*own, *others], "kuberay": [OPERATOR], "prometheus": [PROMETHEUS]}
-    needed = dns(own) | {
+    needed = rules.dns(own) | {
         (source.name, target.name, Port(number))
         for kind, _, number, _ in DIALS
         for source in of[kind]
@@ -143,7 +123,7 @@ def network(manifests: RayManifests) -> list[str]:
         if (kind, target.name) != ("kuberay", WORKER)
     }
     policies = manifests.of("NetworkPolicy")
-    numbers = {*edges(policies), *(port.number for _, _, port in needed), *UNUSED_PORTS}
+    numbers = {*rules.edges(policies), *(port.number for _, _, port in needed), *rules.UNUSED_PORTS}
     needed |= {
         (one.name, other.name, Port(number, protocol))
         for one in own
@@ -151,48 +131,8 @@ def network(manifests: RayManifests) -> list[str]:
         for number in numbers
         for protocol in ("UDP", "TCP")
     }
-    return differences(policies, own, others, needed)
+    return rules.differences(policies, own, others, needed)
 
 
-def test_policies_allow_exactly_the_table(manifests: RayManifests) -> None:
+def test_policies_allow_exactly_the_table(manifests):
     assert not network(manifests)
-
-
-# -- KubeRay's own schema, which no package ships
-
-
-@pytest.fixture(scope="module")
-def crd() -> Doc:
-    """Return the schema of RayService v1, without additional properties."""
-    folder = os.environ.get(CRDS)
-    if not folder:
-        pytest.skip(f"{CRDS} is not set to KubeRay's ray-operator/config/crd/bases")
-    with (Path(folder) / "ray.io_rayservices.yaml").open() as file:
-        versions = yaml.load(file, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["spec"]["versions"]
-    (found,) = [one["schema"]["openAPIV3Schema"] for one in versions if one["name"] == "v1"]
-    for one in _every(found):
-        if "properties" in one and not one.get("x-kubernetes-preserve-unknown-fields"):
-            one.setdefault("additionalProperties", False)
-    return dict(found)
-
-
-def _every(schema: Any) -> Iterator[Doc]:
-    if isinstance(schema, dict):
-        yield schema
-        for key, value in schema.items():
-            for one in value.values() if key == "properties" else [value]:
-                yield from _every(one)
-    elif isinstance(schema, list):
-        for one in schema:
-            yield from _every(one)
-
-
-def test_kuberays_own_schema(crd: Doc, manifests: RayManifests) -> None:
-    def against(service: Doc) -> list[str]:
-        errors = jsonschema.Draft4Validator(crd).iter_errors({**service, "metadata": {}})
-        return [error.message for error in errors]
-
-    assert not against(manifests.service)
-    wrong = copy.deepcopy(manifests.service)
-    wrong["spec"]["serveConfigV3"] = ""
-    assert any("serveConfigV3" in one for one in against(wrong))

@@ -1,20 +1,15 @@
 """deploy/two-machines.yaml with the configuration of docs/gangs.md: each machine runs its members."""
 
-from __future__ import annotations
-
 import os
 import re
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 import yaml
 
 from baton.services import roles
-from baton.services.config import Settings, load
+from baton.services.config import load
 from baton.services.fleet.places import Plan, members_of
 from baton.services.worker.gang import is_limb
 from harness.support import ROOT
@@ -24,17 +19,16 @@ from tests.docs.test_commands import check_baton
 FILE = ROOT / "deploy" / "two-machines.yaml"
 
 
-def services(**environment: str) -> dict[str, dict[str, Any]]:
+def services(**environment):
     """Return the services, with ${NAME:-default} replaced."""
     text = re.sub(
         r"\$\{(\w+):-([^}]*)\}", lambda found: environment.get(found[1]) or found[2], FILE.read_text()
     )
-    found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
-    return found
+    return yaml.safe_load(text)["services"]
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path):
     """The page's configuration, which is the same on both machines."""
     (text,) = [one.text for one in PAGES["docs/gangs.md"].blocks if one.language == "yaml"]
     path = tmp_path / "baton.yaml"
@@ -43,7 +37,7 @@ def config(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def settings(service: dict[str, Any], config: Path) -> Iterator[Settings]:
+def settings(service, config):
     environment = {name: str(value) for name, value in service["environment"].items()}
     assert environment["BATON_CONFIG"] in {one.split(":")[1] for one in service["volumes"]}
     with patch.dict(os.environ, environment | {"BATON_CONFIG": str(config)}, clear=True):
@@ -51,7 +45,7 @@ def settings(service: dict[str, Any], config: Path) -> Iterator[Settings]:
 
 
 @pytest.mark.parametrize(("rank", "decodes", "limb"), [(0, range(8), False), (1, range(8, 16), True)])
-def test_a_machine_runs_its_members(config: Path, rank: int, decodes: range, limb: bool) -> None:
+def test_a_machine_runs_its_members(config, rank, decodes, limb):
     node = services(NODE_RANK=str(rank))["node"]
     with settings(node, config) as found:
         plan = Plan(found, ["prefill", "decode"])
@@ -64,7 +58,7 @@ def test_a_machine_runs_its_members(config: Path, rank: int, decodes: range, lim
     assert "profiles" not in node
 
 
-def test_commands_and_settings_of_all_services(config: Path) -> None:
+def test_commands_and_settings_of_all_services(config):
     for name, one in services().items():
         assert one["network_mode"] == "host"
         assert (ROOT / "deploy" / one["build"]["context"] / one["build"]["dockerfile"]).is_file()

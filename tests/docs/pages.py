@@ -1,10 +1,7 @@
 """Parse the repository's Markdown pages: headings, links, code."""
 
-from __future__ import annotations
-
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,38 +31,33 @@ class Page:
     path: Path
 
     @property
-    def name(self) -> str:
-        """The path from the repository's root."""
+    def name(self):
         return self.path.relative_to(ROOT).as_posix()
 
     @cached_property
-    def text(self) -> str:
+    def text(self):
         return self.path.read_text()
 
     @cached_property
-    def prose(self) -> str:
-        """The text without its fenced blocks."""
+    def prose(self):
         return _FENCE.sub("", self.text)
 
     @cached_property
-    def blocks(self) -> list[Block]:
+    def blocks(self):
         return [Block(found[3].strip(), found[4]) for found in _FENCE.finditer(self.text)]
 
     @cached_property
-    def code(self) -> list[str]:
-        """The text in backticks, each on one line."""
+    def code(self):
         return [" ".join(found[2].split()) for found in _CODE.finditer(self.prose)]
 
     @cached_property
-    def links(self) -> list[str]:
-        """The targets of all links and pictures."""
+    def links(self):
         text = _CODE.sub("code", self.prose)
         return [found[2] for found in _LINK.finditer(text)] + _HTML.findall(text)
 
     @cached_property
-    def anchors(self) -> set[str]:
-        """GitHub's anchors of all headings."""
-        seen: dict[str, int] = {}
+    def anchors(self):
+        seen = {}
         anchors = set()
         for heading in _HEADING.findall(self.prose):
             plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
@@ -75,7 +67,7 @@ class Page:
         return anchors
 
 
-def _walk() -> Iterator[Page]:
+def _walk():
     for folder, inside, files in os.walk(ROOT):
         inside[:] = sorted(one for one in inside if not one.startswith(".") and one not in _SKIPPED)
         yield from (Page(Path(folder, one)) for one in sorted(files) if one.endswith(".md"))

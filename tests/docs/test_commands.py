@@ -1,13 +1,7 @@
-"""Commands in pages are valid: sub-commands, flags, make targets and modules exist."""
-
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex
-from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 import typer
@@ -15,7 +9,7 @@ import typer
 from baton.services.cli.main import app
 from bench.names import ALONE, NAMES
 from harness.support import ROOT
-from tests.docs.pages import PAGES, Page
+from tests.docs.pages import PAGES
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 SHELL = ("", "bash", "sh")
@@ -23,11 +17,10 @@ _HEREDOC = re.compile(r"<<'?(\w+)'?(.*)\n(?:.*\n)*?\1\n")
 _SEPARATORS = {"&", "&&", "|", ";", "||", ">", "<"}
 
 
-def _commands(script: str) -> Iterator[list[str]]:
-    """Yield the words of each `baton`, `make` and `python -m` command of a script."""
+def _commands(script):
     lines = _HEREDOC.sub(r"\2\n", script).replace("\\\n", " ").splitlines()
     for line in lines:
-        words: list[str] = []
+        words = []
         for word in [*shlex.split(line, comments=True), ";"]:
             if word not in _SEPARATORS:
                 words.append(word)
@@ -39,13 +32,13 @@ def _commands(script: str) -> Iterator[list[str]]:
             words = []
 
 
-def _inline(page: Page) -> Iterator[list[str]]:
+def _inline(page):
     for code in page.code:
         if re.match(r"(?:[A-Z_]+=\S+ )*(?:baton [a-z]|make |python -m )", code):
             yield from _commands(re.sub(r"[\[\]]", "", code).replace("...", ""))
 
 
-def _check(words: list[str], *, whole: bool) -> None:
+def _check(words, *, whole):
     """Raise for an invalid command. whole: required arguments must be present, too."""
     if words[0] == "baton":
         check_baton(words[1:], whole=whole)
@@ -57,12 +50,12 @@ def _check(words: list[str], *, whole: bool) -> None:
 
 
 @cache
-def _baton() -> Any:
+def _baton():
     """Return Baton's command line. Building it takes a quarter of a second."""
     return typer.main.get_command(app)
 
 
-def check_baton(words: list[str], *, whole: bool) -> None:
+def check_baton(words, *, whole):
     group = _baton()
     context = group.make_context("baton", list(words))
     name, command, arguments = group.resolve_command(context, words)
@@ -77,18 +70,18 @@ def check_baton(words: list[str], *, whole: bool) -> None:
         command.make_parser(context).parse_args(arguments)
 
 
-def _check_module(words: list[str]) -> None:
+def _check_module(words):
     module, *arguments = words
     assert importlib.util.find_spec(module) is not None, f"there is no module {module}"
     if module == "bench" and arguments:
         assert arguments[0] in (*NAMES, *ALONE, "all", "report"), f"bench has no {arguments[0]}"
 
 
-def _is_script(text: str) -> bool:
+def _is_script(text):
     return bool(re.search(r"^(?:baton|make|python|source|curl|PYTHONPATH)", text, re.MULTILINE))
 
 
-def _cases() -> Iterator[tuple[str, tuple[str, ...], bool]]:
+def _cases():
     """Yield the page and words of each command, and whether it is in a script."""
     for page in PAGES.values():
         scripts = [block.text for block in page.blocks if block.language in SHELL and _is_script(block.text)]
@@ -104,11 +97,11 @@ CASES = list(dict.fromkeys(_cases()))
     [case[1:] for case in CASES],
     ids=[f"{page}: {shlex.join(words)[:60]}" for page, words, _ in CASES],
 )
-def test_a_command_can_be_given(words: tuple[str, ...], whole: bool) -> None:
+def test_a_command_can_be_given(words, whole):
     _check(list(words), whole=whole)
 
 
-def test_pages_have_commands() -> None:
+def test_pages_have_commands():
     """The test above proves nothing if no commands are found."""
     assert {"baton", "make", "python"} == {words[0] for _, words, _ in CASES}
     assert len(CASES) > 40

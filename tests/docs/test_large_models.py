@@ -1,12 +1,8 @@
 """Each command of docs/large-models.md starts what its comment says, by Baton's own command line and plan."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,7 +12,6 @@ from baton.security.exposure import only_from_here
 from baton.services import roles
 from baton.services.cli import node, up
 from baton.services.cli.main import app
-from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model
 from baton.services.fleet import devices
@@ -27,8 +22,7 @@ from tests.docs.pages import PAGES
 COMMAND = re.compile(r"^baton (up|node) (.*?) +# (.*: .*)$", re.MULTILINE)
 
 
-def commands() -> Iterator[tuple[str, str, int]]:
-    """Yield the words of each command, what it starts, and the machine's GPUs."""
+def commands():
     _, *sections = re.split(r"^## ", PAGES["docs/large-models.md"].text, flags=re.MULTILINE)
     for section in sections:
         gpus = 8 if "8 GPUs each" in section.partition("\n")[0] else 16
@@ -41,7 +35,7 @@ COMMANDS = list(commands())
 class Reached(Exception):
     """Raised instead of starting processes."""
 
-    def __init__(self, settings: Settings, fleet: Fleet) -> None:
+    def __init__(self, settings, fleet):
         self.settings, self.fleet = settings, fleet
 
 
@@ -49,7 +43,7 @@ class Reached(Exception):
 def test_a_command_starts_what_it_says(
     command: str, starts: str, gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reached(settings: Settings, fleet: Fleet | None, *_: Any, **_more: Any) -> None:
+    def reached(settings, fleet, *_, **_more):
         raise Reached(settings, fleet or Fleet.of(None, None, 0))
 
     monkeypatch.setattr(up, "run_up", reached)
@@ -59,9 +53,9 @@ def test_a_command_starts_what_it_says(
     found = CliRunner().invoke(app, shlex.split(command)).exception
     assert isinstance(found, Reached), found
     plan = Plan(found.settings, found.fleet.roles)
-    shares: list[list[str]] = []
+    shares = []
 
-    def worker(_settings: Settings) -> Any:
+    def worker(_settings):
         return lambda _name, _role, where: shares.append(where.gpus)
 
     places_of([plan], worker)  # raises for too few GPUs
@@ -71,7 +65,7 @@ def test_a_command_starts_what_it_says(
         assert not only_from_here(addresses.split(plan.settings.worker.listen)[0])
 
 
-def words(plan: Plan) -> str:
+def words(plan):
     parts = []
     for role, number in Counter(plan.roles).items():
         engine = plan.settings_of(role).engine
@@ -87,5 +81,5 @@ def words(plan: Plan) -> str:
     return "; ".join(parts)
 
 
-def test_the_page_has_them() -> None:
+def test_the_page_has_them():
     assert len(COMMANDS) > 10

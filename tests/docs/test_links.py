@@ -1,9 +1,4 @@
-"""Links lead somewhere, the index lists every page, and lists are lists for GitHub and MkDocs alike."""
-
-from __future__ import annotations
-
 import re
-from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -17,7 +12,7 @@ _ITEM = re.compile(r"(-|1\.) ")
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
-def test_links_lead_somewhere(page: Page) -> None:
+def test_links_lead_somewhere(page):
     dead = []
     for link in page.links:
         if _OUTSIDE.match(link):
@@ -31,7 +26,7 @@ def test_links_lead_somewhere(page: Page) -> None:
     assert not dead, f"{page.name} has dead links: {dead}"
 
 
-def test_the_index_lists_every_page() -> None:
+def test_the_index_lists_every_page():
     listed = _linked(INDEX)
     for readme in [page for page in PAGES.values() if page.path.name == "README.md" and page.path in listed]:
         listed |= _linked(readme)  # the index of a folder
@@ -40,12 +35,12 @@ def test_the_index_lists_every_page() -> None:
     assert not missing, f"docs/index.md does not list: {missing}"
 
 
-def _linked(page: Page) -> set[Path]:
+def _linked(page):
     return {(page.path.parent / link.partition("#")[0]).resolve() for link in page.links}
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
-def test_a_list_begins_behind_a_blank_line(page: Page) -> None:
+def test_a_list_begins_behind_a_blank_line(page):
     """MkDocs, unlike GitHub, would make it part of the paragraph."""
     before, glued = "", []
     for line in page.prose.splitlines():

@@ -1,7 +1,3 @@
-"""Paths, modules, functions, settings and metrics that pages name exist."""
-
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -9,7 +5,7 @@ import pytest
 
 from baton.services.config import Settings
 from harness.support import ROOT
-from tests.docs.pages import PAGES, Page
+from tests.docs.pages import PAGES
 
 FOLDERS = "autoscale|bench|deploy|docs|handoff|harness|kernels|protos|scheduler|services|src/baton|tests"
 PRODUCT = ("services", "autoscale", "scheduler", "handoff")
@@ -24,12 +20,12 @@ METRICS = set(re.findall(r"^- `(baton_\w+)", PAGES["docs/observability.md"].text
 METRIC = re.compile(r"\b(baton_(?:router|scheduler|worker)_\w+?)(?:_sum|_count|_bucket)?\b")
 
 
-def _is_defined(name: str, source: str) -> bool:
+def _is_defined(name, source):
     definition = rf"^ *(?:(?:async )?def|class) {name}\b|^ *{name}\b[^=\n]* = "
     return bool(re.search(definition, source, re.MULTILINE))
 
 
-def _is_importable(dotted: str) -> bool:
+def _is_importable(dotted):
     """Return whether a module has this name or defines it, without importing anything."""
     parts = dotted.split(".")
     for length in range(len(parts), 0, -1):
@@ -42,13 +38,13 @@ def _is_importable(dotted: str) -> bool:
     return False
 
 
-def _is_a_name(dotted: str) -> bool:
+def _is_a_name(dotted):
     """Return whether the code quotes this name, such as a logger or a group of entry points."""
     return any(f'"{dotted}"' in one.read_text() for room in PRODUCT for one in (ROOT / room).rglob("*.py"))
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
-def test_paths_and_modules_exist(page: Page) -> None:
+def test_paths_and_modules_exist(page):
     missing = []
     for code in page.code:
         if PATH.fullmatch(code) and not code.startswith(WRITTEN) and not (ROOT / code).exists():
@@ -59,7 +55,7 @@ def test_paths_and_modules_exist(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
-def test_settings_exist(page: Page) -> None:
+def test_settings_exist(page):
     unknown = []
     for code in page.code:
         found = SETTING.fullmatch(code.partition(":")[0].partition("=")[0])
@@ -73,13 +69,13 @@ def test_settings_exist(page: Page) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
-def test_metrics_exist(page: Page) -> None:
+def test_metrics_exist(page):
     """tests/services/test_observability_page.py checks docs/observability.md itself."""
     unknown = {name for name in METRIC.findall(page.text) if name not in METRICS}
     assert not unknown, f"{page.name} names metrics that are not there: {sorted(unknown)}"
 
 
-def test_functions_of_the_map_are_where_it_says() -> None:
+def test_functions_of_the_map_are_where_it_says():
     """A table row of docs/architecture.md that names functions also names their files."""
     missing = []
     for row in (line for line in PAGES["docs/architecture.md"].prose.splitlines() if line.startswith("|")):

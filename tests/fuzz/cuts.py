@@ -1,12 +1,10 @@
 """Clients that leave at any byte of their request or of the answer."""
 
-from __future__ import annotations
-
 import json
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from hypothesis import strategies as st
 
@@ -14,7 +12,7 @@ from harness.deployment import MODEL_NAME
 
 TIMEOUT_S = 20.0
 How = Literal["close", "reset", "half"]
-BODIES: list[tuple[str, dict[str, Any]]] = [
+BODIES = [
     ("/v1/completions", {"prompt": "Hi there", "max_tokens": 40, "ignore_eos": True, "stream": True}),
     ("/v1/completions", {"prompt": ["Hi", "there"], "n": 2, "max_tokens": 20, "ignore_eos": True}),
     (
@@ -37,7 +35,7 @@ class Cut:
 
 
 @st.composite
-def cuts(draw: Any) -> Cut:
+def cuts(draw):
     path, body = draw(st.sampled_from(BODIES))
     request = written(path, body, chunked=draw(st.booleans())) * draw(st.sampled_from([1, 1, 1, 2]))
     whole = draw(st.booleans())
@@ -46,7 +44,7 @@ def cuts(draw: Any) -> Cut:
     return Cut(request, sent, read, draw(st.sampled_from(["close", "reset", "half"])))
 
 
-def written(path: str, body: dict[str, Any], *, chunked: bool) -> bytes:
+def written(path, body, *, chunked):
     data = json.dumps({"model": MODEL_NAME, **body}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n".encode()
     if not chunked:
@@ -60,7 +58,7 @@ def written(path: str, body: dict[str, Any], *, chunked: bool) -> bytes:
     )
 
 
-def perform(cut: Cut, port: int) -> bytes:
+def perform(cut, port):
     """Send and read as much as the cut says; return what was read."""
     got = b""
     with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as client:
@@ -82,7 +80,7 @@ def perform(cut: Cut, port: int) -> bytes:
     return got
 
 
-def _whole(got: bytes) -> bool:
+def _whole(got):
     head, found, body = got.partition(b"\r\n\r\n")
     if not found or b"content-length: " not in head:
         return False

@@ -4,18 +4,14 @@ Each body is drawn at random for a kind and a size. The kinds take turns, so a f
 them.
 """
 
-from __future__ import annotations
-
 import json
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 MODEL = "tiny"
 # A valid body for each path. Generated fields are added to it, because a wholly generated body would nearly
 # always fail at its first wrong field. `max_tokens` keeps answers short.
-RIGHT: dict[str, dict[str, Any]] = {
+RIGHT = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/v1/chat/completions/batch": {"messages": [[{"role": "user", "content": "Hi"}]], "max_tokens": 2},
@@ -40,7 +36,6 @@ TEXTS = (
     "previous_response_id",
 )
 NUMBERS = ("seed", "temperature", "max_tokens", "n", "top_p", "priority", "min_p", "top_k")
-Body = tuple[str, bytes]  # path and body
 
 
 @dataclass(frozen=True)
@@ -51,26 +46,26 @@ class Draw:
     size: int  # approximate size in bytes
     path: str
 
-    def right(self, **fields: Any) -> bytes:
+    def right(self, **fields):
         """Return a valid body for the path, with these fields."""
         return json.dumps({"model": MODEL, **RIGHT.get(self.path, {}), **fields}).encode()
 
-    def filled(self, item: bytes, field: str) -> bytes:
+    def filled(self, item, field):
         """Return a valid body in which a field is a list that repeats one item."""
         count = max(1, self.size // (len(item) + 1))
         return _put(self.right(), field, b"[" + b",".join([item] * count) + b"]")
 
 
-def _put(body: bytes, field: str, value: bytes) -> bytes:
+def _put(body, field, value):
     return body[:-1] + b', "' + field.encode() + b'": ' + value + b"}"
 
 
-def _text_part(kind: str) -> dict[str, str]:
+def _text_part(kind):
     return {"type": kind, "text": "Hello there, how are you?"}
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-ITEMS: tuple[Any, ...] = (
+ITEMS = (
     *({}, 0, 1.5, None, True, "a", "", [], [[]], [1, 2], {"a": {}}, {"type": "text"}, {"role": "user"}),
     {"role": "user", "content": "Hello there, how are you?"},
     {"role": "user", "content": [_text_part("text"), _text_part("text")]},
@@ -93,17 +88,17 @@ ITEMS: tuple[Any, ...] = (
 )
 
 
-def wide(draw: Draw) -> bytes:
+def wide(draw):
     return draw.filled(json.dumps(draw.rng.choice(ITEMS)).encode(), draw.rng.choice(LISTS))
 
 
-def natural(draw: Draw) -> bytes:
+def natural(draw):
     """Return a body whose list has valid or nearly valid items."""
     field = {"/v1/responses": "input", "/detokenize": "tokens", "/generative_scoring": "items"}.get(draw.path)
     return draw.filled(json.dumps(draw.rng.choice(ITEMS)).encode(), field or draw.rng.choice(LISTS[:3]))
 
 
-def parts(draw: Draw) -> bytes:
+def parts(draw):
     """Return one message of many parts."""
     item = draw.rng.choice((_text_part("text"), _text_part("input_text"), {}, {"type": "refusal"}, "a", 0))
     content = draw.filled(json.dumps(item).encode(), "content")[:-1].partition(b'"content": ')[2]
@@ -111,14 +106,14 @@ def parts(draw: Draw) -> bytes:
     return _put(draw.right(), "input" if draw.path == "/v1/responses" else "messages", message)
 
 
-def deep(draw: Draw) -> bytes:
+def deep(draw):
     opening, closing = draw.rng.choice(((b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]")))
     depth = draw.rng.choice((50, 150, 190, 1_000, draw.size // 7))
     body = opening * depth + b"1" + closing * depth
     return _put(draw.right(), draw.rng.choice(LISTS), body)
 
 
-def long(draw: Draw) -> bytes:
+def long(draw):
     unit = draw.rng.choice(
         ("a", "Hello world. ", "/a", "\\", '"', "\n", "\u00e9", "\u4e2d", "\U0001f600", " ", "/home/x ", '{"')
     )
@@ -134,7 +129,7 @@ def long(draw: Draw) -> bytes:
     return _put(body, "truncate_prompt_tokens", b"5") if draw.rng.random() < 0.2 else body
 
 
-def names(draw: Draw) -> bytes:
+def names(draw):
     """Return a body with many fields, at its top or in one field."""
     pairs = ",".join(f'"{number}":{draw.rng.randrange(9)}' for number in range(draw.size // 9)).encode()
     field = draw.rng.choice(("logit_bias", "metadata", "chat_template_kwargs", "structured_outputs", ""))
@@ -143,12 +138,11 @@ def names(draw: Draw) -> bytes:
     return _put(draw.right(), field, b"{" + pairs + b"}")
 
 
-def twice(draw: Draw) -> bytes:
-    """Return a body that repeats a field."""
+def twice(draw):
     return draw.right()[:-1] + b', "prompt": "Hi"' * (draw.size // 16 + 1) + b"}"
 
 
-def numbers(draw: Draw) -> bytes:
+def numbers(draw):
     digits = b"1" * draw.rng.choice((5, 60, 400, 5_000, draw.size))
     forms = (digits, b"-" + digits, digits + b".5", b"1." + digits, b"1e" + digits, b"1e400", b"-1e999")
     many = b"[" + (digits[:4000] + b",") * 900 + b"1]"
@@ -156,7 +150,7 @@ def numbers(draw: Draw) -> bytes:
     return _put(draw.right(), draw.rng.choice(NUMBERS), draw.rng.choice((*forms, *odd)))
 
 
-def characters(draw: Draw) -> bytes:
+def characters(draw):
     odd = (b"\\ud83d", b"\\ude00", b"\\u0000", b"\xff\xfe", b"\xed\xa0\xbd", b"\xf0\x9f", b"\t", b"\\x")
     text = b'"Hi' + draw.rng.choice(odd) + b'"'
     field = draw.rng.choice((*TEXTS, "bad_words", "stop", "messages", draw.rng.choice(LISTS)))
@@ -168,8 +162,7 @@ def characters(draw: Draw) -> bytes:
     return _put(draw.right(), field, text)
 
 
-def broken(draw: Draw) -> bytes:
-    """Return a body of another kind, cut, changed or extended."""
+def broken(draw):
     body = bytearray(draw.rng.choice((wide, natural, parts, long))(draw))
     how = draw.rng.randrange(6)
     if how == 0:
@@ -185,12 +178,12 @@ def broken(draw: Draw) -> bytes:
     return bytes(body) if how == 4 else b" " * draw.size + bytes(body)
 
 
-def history(draw: Draw) -> bytes:
+def history(draw):
     """Return a valid conversation like an agent's, of a few thousand messages at most."""
     count = min(2_000, max(1, draw.size // 400))
     text = "x " * min(2_000, draw.size // (2 * count))
     if draw.path == "/v1/responses":
-        turn: list[Any] = [
+        turn = [
             {"role": "user", "content": text},
             {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c", "output": text},
@@ -214,20 +207,20 @@ def history(draw: Draw) -> bytes:
     return draw.right(prompt=[[5] * (draw.size // 3)] if draw.path == "/v1/completions" else text * count)
 
 
-def words(draw: Draw) -> bytes:
+def words(draw):
     field = draw.rng.choice(("bad_words", "stop", "stop_sequences", "items"))
     count = draw.rng.choice((1, 4, 100, 128, 1_000))
     each = "word " * max(1, draw.size // (5 * count))
     return draw.right(**{field: [f"{each}{number}" for number in range(count)]})
 
 
-def schema(draw: Draw) -> bytes:
+def schema(draw):
     """Return many tools, or a tool with a large schema. Grammars have limits and tests of their own."""
     fields = min(2_000, draw.size // 60)
     large = {"type": "object", "properties": {f"f{one}": {"type": "string"} for one in range(fields)}}
     small = {"type": "object", "properties": {"a": {"type": "string"}}}
     count, kind = draw.rng.choice(((1, large), (min(3_000, draw.size // 120 + 1), small)))
-    tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": kind}}] * count
+    tools = [{"type": "function", "function": {"name": "f", "parameters": kind}}] * count
     if draw.path == "/v1/responses":
         tools = [{"type": "function", "name": "f", "parameters": kind}] * count
     elif draw.path.startswith("/v1/messages"):
@@ -235,12 +228,12 @@ def schema(draw: Draw) -> bytes:
     return draw.right(tools=tools, tool_choice=draw.rng.choice(("auto", "none")))
 
 
-KINDS: tuple[Callable[[Draw], bytes], ...] = (
+KINDS = (
     *(wide, natural, parts, deep, long, names, twice, numbers, characters, broken, history, words, schema),
 )
 
 
-def bodies(number: int, seed: int, largest: int = LARGEST) -> Iterator[tuple[str, str, bytes]]:
+def bodies(number, seed, largest=LARGEST):
     """Yield the kind's name, path and contents of this many bodies; one in six has the largest size."""
     rng = random.Random(seed)
     for one in range(number):

@@ -1,11 +1,8 @@
 """Requests that schemathesis generates from the router's own OpenAPI document."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import pkgutil
-from typing import Any
 
 import httpx
 import schemathesis
@@ -13,8 +10,6 @@ import schemathesis.generation
 import schemathesis.python
 import schemathesis.transport
 from hypothesis import strategies as st
-from schemathesis import Case
-from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from harness.deployment import MODEL_NAME
 from harness.support import CALL_S
@@ -34,21 +29,21 @@ for package in (schemathesis.generation, schemathesis.python, schemathesis.trans
         importlib.import_module(module.name)
 
 
-def operations(url: str) -> list[Any]:
+def operations(url):
     """Return the operations (paths and methods) that the router offers.
 
     The alternatives of a message overlap. With `oneOf`, hardly any generated message is valid.
     """
     document = httpx.get(f"{url}/openapi.json", timeout=CALL_S).text
-    schema: OpenApiSchema = schemathesis.openapi.from_dict(json.loads(document.replace('"oneOf"', '"anyOf"')))
+    schema = schemathesis.openapi.from_dict(json.loads(document.replace('"oneOf"', '"anyOf"')))
     return [found.ok() for found in schema.get_all_operations()]
 
 
 @st.composite
-def requests(draw: Any, operation: Any) -> tuple[Case, list[Any]]:
+def requests(draw, operation):
     """Generate a case and its bodies: valid ones with a few generated fields each."""
-    case: Case = draw(operation.as_strategy())
-    body: Any = case.body
+    case = draw(operation.as_strategy())
+    body = case.body
     right = RIGHT.get(operation.path)
     if right is None or not isinstance(body, dict):
         return case, [body]
@@ -62,7 +57,7 @@ def requests(draw: Any, operation: Any) -> tuple[Case, list[Any]]:
     return case, bodies
 
 
-def send(http: httpx.Client, case: Case, body: Any) -> httpx.Response | None:
+def send(http, case, body):
     """Return the complete answer, or None if the request cannot be expressed in HTTP."""
     wanted = case.as_transport_kwargs(base_url=str(http.base_url))
     headers = {**dict(wanted.get("headers") or {}), "X-Request-Timeout": TIMEOUT_S}

@@ -10,8 +10,6 @@ FUZZ_BODIES=2000 tries more than the few of each kind: `FUZZ_BODIES=2000 make te
 ARGS=tests/fuzz/test_bodies.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client
@@ -20,7 +18,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,8 +49,6 @@ IDLE_EVERY, IDLE_S = 10, 0.5  # after this many bodies, a window without a body
 
 @dataclass(frozen=True)
 class Outcome:
-    """The effects of one body."""
-
     kind: str
     path: str
     size: int
@@ -63,11 +58,11 @@ class Outcome:
     grown: int  # the router's memory, in bytes
 
     @property
-    def within_memory(self) -> bool:
+    def within_memory(self):
         return self.grown <= MEMORY_FACTOR * self.size + MEMORY_BYTES
 
     @property
-    def served(self) -> bool:
+    def served(self):
         """Whether the status is allowed. A good answer may repeat the question, an error must be short."""
         if 0 < self.status < 400:
             return True
@@ -77,30 +72,29 @@ class Outcome:
 class Stream:
     """A client that reads a stream all the time, and begins another one when it ends."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port):
         self._port = port
         self._longest = 0.0
         self._last = time.monotonic()
         self._ends = False
         self._thread = threading.Thread(target=self._read, daemon=True)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._ends = True
         self._thread.join(ANSWER_S)
 
-    def begin(self) -> None:
-        """Begin a window."""
+    def begin(self):
         self._longest = 0.0
 
-    def longest(self) -> float:
+    def longest(self):
         """Return the longest gap of the window, including an unfinished one."""
         return max(self._longest, time.monotonic() - self._last)
 
-    def _read(self) -> None:
+    def _read(self):
         body = json.dumps(
             {"model": MODEL, "prompt": [72, 105], "max_tokens": 100_000, "ignore_eos": True, "stream": True}
         )
@@ -119,18 +113,18 @@ class Stream:
 class Sender:
     """Sends bodies to a router during its stream."""
 
-    def __init__(self, port: int, pid: int, stream: Stream) -> None:
+    def __init__(self, port, pid, stream):
         self._port = port
         self._process = Path(f"/proc/{pid}")
         self._stream = stream
 
-    def idle(self) -> float:
+    def idle(self):
         """Return the longest gap of a window without a body."""
         self._stream.begin()
         time.sleep(IDLE_S)
         return self._stream.longest()
 
-    def send(self, kind: str, path: str, body: bytes) -> Outcome:
+    def send(self, kind, path, body):
         """Send a body and read its whole answer."""
         (self._process / "clear_refs").write_text("5")  # resets VmHWM
         before = self._memory("VmRSS")
@@ -147,7 +141,7 @@ class Sender:
         gap = self._stream.longest()
         return Outcome(kind, path, len(body), status, len(answer), gap, self._memory("VmHWM") - before)
 
-    def send_again_if_slow(self, kind: str, path: str, body: bytes) -> Outcome:
+    def send_again_if_slow(self, kind, path, body):
         outcome = self.send(kind, path, body)
         for _ in range(TRIES - 1):
             if outcome.gap_s < GAP_S:
@@ -155,15 +149,15 @@ class Sender:
             outcome = replace(outcome, gap_s=min(outcome.gap_s, self.send(kind, path, body).gap_s))
         return outcome
 
-    def _memory(self, name: str) -> int:
+    def _memory(self, name):
         status = (self._process / "status").read_text()
         return int(status.partition(f"{name}:")[2].split()[0]) << 10
 
 
-def run_worker(scheduler_port: int) -> None:
+def run_worker(scheduler_port):
     """Run a scheduler with a fake worker, in a forked process, until its end."""
 
-    async def serve() -> None:
+    async def serve():
         settings = SchedulerSettings(
             address=f"127.0.0.1:{scheduler_port}", max_queued_prompt_tokens=4 * MAX_MODEL_LEN
         )
@@ -178,7 +172,7 @@ def run_worker(scheduler_port: int) -> None:
 
 
 @contextlib.contextmanager
-def router(folder: Path) -> Iterator[tuple[int, int]]:
+def router(folder):
     """Run a router over a fake worker; yield the router's port and process id."""
     port, scheduler_port = free_port(), free_port()
     engine = {"model": str(WEIGHTS), "served_model_name": MODEL, "max_model_len": MAX_MODEL_LEN}
@@ -197,7 +191,7 @@ def router(folder: Path) -> Iterator[tuple[int, int]]:
         ),
     ]
 
-    def ready() -> bool:
+    def ready():
         with contextlib.suppress(httpx.TransportError):
             return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
         return False
@@ -210,7 +204,7 @@ def router(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.timeout(600 + NUMBER)
-def test_no_body_holds_up_other_streams(tmp_path: Path) -> None:
+def test_no_body_holds_up_other_streams(tmp_path):
     idle_s, outcomes = [], []
     with router(tmp_path) as (port, pid), Stream(port) as stream:
         sender = Sender(port, pid, stream)

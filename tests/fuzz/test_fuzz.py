@@ -4,22 +4,15 @@ FUZZ_EXAMPLES is the number of examples per operation: `FUZZ_EXAMPLES=1000 make 
 more.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from harness.deployment import Deployment, deployment, free_blocks, idle
+from harness.deployment import deployment, free_blocks, idle
 from harness.support import CALL_S, eventually
-from tests.fuzz.cuts import Cut, cuts, perform
-
-if TYPE_CHECKING:
-    from schemathesis import Case
+from tests.fuzz.cuts import cuts, perform
 
 # Examples per operation, each sent as several bodies. Hypothesis begins with the simplest one, an empty body.
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "4"))
@@ -31,14 +24,14 @@ SETTINGS = settings(
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def target(tmp_path_factory):
     """Start a prefill and a decode worker. Frequent heartbeats soon show that nothing is left behind."""
     with deployment(tmp_path_factory.mktemp("target"), scheduler={"heartbeat_s": 0.1}) as one:
         yield one.up()
 
 
 @pytest.fixture
-def unharmed(target: Deployment) -> Iterator[Deployment]:
+def unharmed(target):
     """Check that nothing runs before and after the test, no block is held, and no process was replaced."""
     with httpx.Client(base_url=target.url, timeout=CALL_S) as http:  # cached blocks count as free
         http.post("/v1/completions", json={"model": "baton-demo", "prompt": "Hi", "max_tokens": 2})
@@ -50,17 +43,17 @@ def unharmed(target: Deployment) -> Iterator[Deployment]:
 
 
 @pytest.mark.timeout(10 * LIMIT_S)
-def test_whatever_the_document_allows(unharmed: Deployment) -> None:
+def test_whatever_the_document_allows(unharmed):
     # Imported here, because schemathesis takes a second and each process of pytest imports this file.
     from tests.fuzz.surface import UNAVAILABLE, operations, requests, send
 
-    failed: list[str] = []
+    failed = []
     with httpx.Client(base_url=unharmed.url, timeout=CALL_S) as http:
 
-        def try_out(operation: Any) -> None:
+        def try_out(operation):
             @settings(SETTINGS, max_examples=EXAMPLES)
             @given(requests(operation))
-            def answered(request: tuple[Case, list[Any]]) -> None:
+            def answered(request):
                 case, bodies = request
                 for body in bodies:
                     got = send(http, case, body)
@@ -75,10 +68,10 @@ def test_whatever_the_document_allows(unharmed: Deployment) -> None:
 
 
 @pytest.mark.timeout(10 * LIMIT_S)
-def test_clients_that_leave_at_any_byte(unharmed: Deployment) -> None:
+def test_clients_that_leave_at_any_byte(unharmed):
     @settings(SETTINGS, max_examples=CUTS)
     @given(cuts())
-    def survived(cut: Cut) -> None:
+    def survived(cut):
         got = perform(cut, unharmed.port)
         assert not got.startswith(b"HTTP/1.1 5")
 

@@ -1,15 +1,13 @@
 """Sources and pullers without engines, with random bytes as KV."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import random
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -23,8 +21,6 @@ from baton.handoff.manifest import Puller, seal
 from baton.handoff.memory.arena import STEP_BYTES, Arena
 from baton.handoff.memory.blocks import block_cache
 from baton.handoff.memory.cache import BlockCache, HostBlockCache
-from baton.handoff.records import Bytes
-from baton.handoff.reports import ShardLoad, ShardSave
 from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
@@ -53,11 +49,11 @@ ROW_WIDTHS = {
 }
 
 
-def tensors(num_blocks: int, seed: int = 0) -> dict[str, torch.Tensor]:
+def tensors(num_blocks, seed=0):
     """Attention with heads first and with tokens first, MLA, and a drafter of another width and dtype."""
     generator = torch.Generator().manual_seed(seed)
 
-    def fresh(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    def fresh(*shape, dtype=torch.bfloat16):
         return torch.randn(num_blocks, *shape, generator=generator).to(dtype)
 
     return {
@@ -68,7 +64,7 @@ def tensors(num_blocks: int, seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def mixed_cache(num_blocks: int, seed: int = 0, wire_dtype: str = "auto") -> HostBlockCache:
+def mixed_cache(num_blocks, seed=0, wire_dtype="auto"):
     """A cache with the groups MIXED. The state's layer shares memory with the others' first layer."""
     generator = torch.Generator().manual_seed(seed)
     memory = torch.randn(2, num_blocks, 2, BLOCK_SIZE, 64, generator=generator).bfloat16()
@@ -80,7 +76,7 @@ def mixed_cache(num_blocks: int, seed: int = 0, wire_dtype: str = "auto") -> Hos
     return cache
 
 
-def parts(groups: Sequence[CacheGroup], num_tokens: int, block_ids: Sequence[int]) -> tuple[Part, ...]:
+def parts(groups, num_tokens, block_ids):
     """The parts of a whole save whose records have these blocks, in order."""
     made, first = [], 0
     for number, group in enumerate(groups):
@@ -90,7 +86,7 @@ def parts(groups: Sequence[CacheGroup], num_tokens: int, block_ids: Sequence[int
     return tuple(made)
 
 
-def random_blocks(cache_blocks: int, count: int, seed: int = 0) -> tuple[int, ...]:
+def random_blocks(cache_blocks, count, seed=0):
     """Return block ids, in order for an even seed, else shuffled; never the null block."""
     ids = list(range(1, cache_blocks))
     if seed % 2:
@@ -109,24 +105,20 @@ class Source:
     transports: list[Transport]
     groups: tuple[CacheGroup, ...] = GROUPS
 
-    def save(self, request_id: str, num_tokens: int, block_ids: Sequence[int], epoch: int = 1) -> Manifest:
+    def save(self, request_id, num_tokens, block_ids, epoch=1):
         saved = self.saver.save(SaveJob(request_id, epoch, parts(self.groups, num_tokens, block_ids)))
-        assert saved is not None
         assert saved.problem is None, saved.problem
         return self.manifest(request_id, num_tokens, len(block_ids), saved, epoch)
 
-    def begin(self, request_id: str, block_ids: Sequence[int], whole: int) -> Manifest:
+    def begin(self, request_id, block_ids, whole):
         """Save the first blocks of an incomplete prompt of `whole` blocks."""
         saved = self.saver.save(
             SaveJob(request_id, 1, (Part(0, 0, tuple(block_ids)),), whole=whole, last=False)
         )
-        assert saved is not None
         assert saved.problem is None, saved.problem
         return self.manifest(request_id, whole * BLOCK_SIZE, whole, saved)
 
-    def manifest(
-        self, request_id: str, num_tokens: int, num_blocks: int, saved: ShardSave, epoch: int = 1
-    ) -> Manifest:
+    def manifest(self, request_id, num_tokens, num_blocks, saved, epoch=1):
         manifest = Manifest(
             request_id=request_id,
             epoch=epoch,
@@ -142,7 +134,7 @@ class Source:
         )
         return seal(manifest)
 
-    def close(self) -> None:
+    def close(self):
         self.service.close(grace_s=0)
         self.saver.close()
         self.cache.close()
@@ -152,16 +144,16 @@ class Source:
 
 
 def source(
-    cache: BlockCache,
+    cache,
     *,
-    lease_s: float = 30.0,
-    staging_bytes: int = 16 * MIB,
-    chunk_bytes: int = MIB,
-    groups: tuple[CacheGroup, ...] = GROUPS,
-    rank: int = 0,
-    names: Sequence[str] | None = ("shm", "tcp"),
-    step_bytes: int = STEP_BYTES,
-) -> Source:
+    lease_s=30.0,
+    staging_bytes=16 * MIB,
+    chunk_bytes=MIB,
+    groups=GROUPS,
+    rank=0,
+    names=("shm", "tcp"),
+    step_bytes=STEP_BYTES,
+):
     """names: the transports; by default those that are made quickly."""
     offering = transports.create(names)
     pin = functools.partial(transports.register, offering)
@@ -174,19 +166,15 @@ def source(
 
 @dataclass
 class Pair:
-    """A source and a loader in one process."""
-
     source: Source
     loader: Loader
     client: HandoffClient
 
-    def load(
-        self, manifest: Manifest, *parts: Part, request_id: str = "r", epoch: int = 1, early: bool = False
-    ) -> None:
+    def load(self, manifest, *parts, request_id="r", epoch=1, early=False):
         order = request_id, epoch, manifest.num_tokens, parts
         self.loader.reserve(LoadJob(*order, manifest=manifest, complete=not early))
 
-    def finished(self) -> ShardLoad:
+    def finished(self):
         deadline = time.monotonic() + 10 * PATIENCE
         while not (done := self.loader.take_finished()):
             assert time.monotonic() < deadline, "the load was never reported"
@@ -194,32 +182,29 @@ class Pair:
         (one,) = done
         return one
 
-    def succeeds(self) -> ShardLoad:
+    def succeeds(self):
         done = self.finished()
         assert done.problem is None
         return done
 
-    def fails(self, name: str, *texts: str) -> None:
+    def fails(self, name, *texts):
         problem = self.finished().problem
-        assert problem is not None
         assert problem.name == name
         for text in texts:
             assert text in problem.text
 
-    def pulled(self, name: str = "r") -> int:
+    def pulled(self, name="r"):
         """Return how many blocks of a running pull are here."""
         load = self.loader._loads.get((name, 1))
         return load.progress.blocks if load is not None and load.state is State.PULLING else 0
 
-    def landed(self, blocks: Sequence[int]) -> Bytes:
+    def landed(self, blocks):
         """Return the records of these blocks of the loader's cache."""
         return records(self.loader._cache, blocks)
 
 
 @contextlib.contextmanager
-def pair_of(
-    saving: Source, cache: BlockCache, pulling: Sequence[Transport], chunk_bytes: int = 0
-) -> Iterator[Pair]:
+def pair_of(saving, cache, pulling, chunk_bytes=0):
     """A loader into `cache`, which pulls with these transports. Closes all, the transports too."""
     with closing(saving), closing(HandoffClient()) as client:
         loader = Loader(
@@ -236,17 +221,26 @@ def pair_of(
         transport.close()
 
 
-def puller(cache: BlockCache, groups: tuple[CacheGroup, ...] = GROUPS) -> Puller:
+def puller(cache, groups=GROUPS):
     return Puller("puller", cache.rank, HASH, groups, cache.layers, cache.form)
 
 
-def records(cache: BlockCache, block_ids: Sequence[int], group: int = 0) -> Bytes:
+def records(cache, block_ids, group=0):
     out = np.empty((len(block_ids), cache.record_bytes), np.uint8)
     cache.gather(group, block_ids, out)
     return out
 
 
-def make_cache(num_blocks: int, seed: int = 0, wire_dtype: str = "auto") -> HostBlockCache:
+def make_cache(num_blocks, seed=0, wire_dtype="auto"):
     cache = block_cache(tensors(num_blocks, seed), num_blocks, wire_dtype, ROW_WIDTHS)
     assert isinstance(cache, HostBlockCache)
     return cache
+
+
+def released(client: HandoffClient, manifest: Manifest, *, confirmed: bool = False) -> bool:
+    """Release a save on all its ranks, and return whether they held it."""
+    try:
+        calls = client.release_soon(manifest, confirmed=confirmed)
+        return False not in [call.result().held for call in calls]
+    except grpc.RpcError:
+        return False

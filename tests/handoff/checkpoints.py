@@ -1,9 +1,6 @@
 """Tiny checkpoints with random weights, which load in a second."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
@@ -11,8 +8,8 @@ from safetensors.torch import save_file
 HIDDEN, LAYERS, HEADS, HEAD_DIM, INTERMEDIATE, VOCAB = 128, 2, 2, 64, 256, 512
 
 
-def _layer(prefix: str, bias: bool, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    def weight(*shape: int) -> torch.Tensor:
+def _layer(prefix, bias, generator):
+    def weight(*shape):
         # with smaller weights, attention would not matter, and all prompts would have the same answer
         return torch.randn(*shape, generator=generator) * 0.15
 
@@ -49,8 +46,7 @@ _SHAPE = {
 }
 
 
-def qwen2(folder: Path, seed: int = 0) -> Path:
-    """A Qwen2 model of two layers."""
+def qwen2(folder, seed=0):
     generator = torch.Generator().manual_seed(seed)
     tensors = {
         "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=generator),
@@ -68,7 +64,7 @@ def qwen2(folder: Path, seed: int = 0) -> Path:
     return _write(folder, config, tensors)
 
 
-def eagle(folder: Path, seed: int = 1) -> Path:
+def eagle(folder, seed=1):
     """An EAGLE drafter for `qwen2`: one Llama layer."""
     generator = torch.Generator().manual_seed(seed)
     tensors = _layer("layers.0", bias=False, generator=generator) | {
@@ -79,7 +75,7 @@ def eagle(folder: Path, seed: int = 1) -> Path:
     return _write(folder, config, tensors)
 
 
-def _write(folder: Path, config: dict[str, object], tensors: dict[str, torch.Tensor]) -> Path:
+def _write(folder, config, tensors):
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")

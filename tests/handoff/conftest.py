@@ -1,11 +1,8 @@
 """Fixtures, and a check that no test leaves shared memory behind."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +12,19 @@ from baton.handoff.memory.segments import DIRECTORY
 from harness.support import PATIENCE
 
 
-def own_segments() -> list[str]:
+def own_segments():
     return [path.name for path in DIRECTORY.glob(f"baton-kv-{os.getpid()}-*")]
 
 
 @pytest.fixture(autouse=True)
-def _no_segments_left() -> Iterator[None]:
+def _no_segments_left():
     before = own_segments()  # left by an earlier test that failed
     yield
     assert [name for name in own_segments() if name not in before] == []
 
 
 @pytest.fixture
-def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own_folder(monkeypatch):
     """A separate folder for segments, because any engine that starts clears the usual one."""
     with tempfile.TemporaryDirectory(prefix="baton-test-", dir=DIRECTORY) as folder:
         monkeypatch.setattr(segments, "DIRECTORY", Path(folder))
@@ -35,10 +32,10 @@ def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], None]:
+def eventually():
     """A function that polls until a condition holds, for ten seconds on an idle machine."""
 
-    def wait(condition: Callable[[], bool]) -> None:
+    def wait(condition):
         deadline = time.monotonic() + 10 * PATIENCE
         while not condition():
             assert time.monotonic() < deadline, f"did not happen within {10 * PATIENCE} s"

@@ -1,23 +1,17 @@
 """A transport within a process, with faults."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from baton.handoff.errors import TransportFailed
 from baton.handoff.records import Records
 from baton.handoff.save.staging import Staging
-from baton.handoff.transports.base import Pull, SavedShard, Transport
-from baton.protos.handoff_pb2 import Shard
+from baton.handoff.transports.base import Transport
 
 
 @dataclass
 class Faults:
-    """The faults of the next pulls."""
-
     corrupt_block: int | None = None  # one byte of this block's record is flipped
     truncate_at: int | None = None  # the stream ends before this block, without an error
     fail_at: int | None = None  # the connection breaks before this block
@@ -31,17 +25,17 @@ class Mock(Transport):
     name: ClassVar[str] = "mock"
     sources: ClassVar[dict[str, Staging]] = {}
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.faults = Faults()
-        self.pulls: list[Pull] = []
+        self.pulls = []
 
-    def offer(self, saved: SavedShard) -> None:
+    def offer(self, saved):
         """Offer nothing: `sources` determines what is reached."""
 
-    def reaches(self, shard: Shard) -> bool:
+    def reaches(self, shard):
         return shard.address in self.sources
 
-    def pull(self, pull: Pull) -> Iterator[Records]:
+    def pull(self, pull):
         self.pulls.append(pull)
         stop = pull.first_block + pull.num_blocks
         with self.sources[pull.shard.address].opened(pull.request_id, pull.epoch) as entry:
@@ -59,7 +53,7 @@ class Mock(Transport):
                     yield Records(first, data, entry.view.digests(first, end))
                     first = end  # noqa: PLW2901
 
-    def _delay(self, pull: Pull, delay_s: float) -> None:
+    def _delay(self, pull, delay_s):
         end = time.monotonic() + delay_s
         pull.check_time()
         while time.monotonic() < end:

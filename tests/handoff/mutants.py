@@ -4,15 +4,11 @@ A maker spoils the manifest's bytes or its fields (sealed again, as a faulty wri
 save's manifest, or spoils the bytes in shared memory or the chunks in transit.
 """
 
-from __future__ import annotations
-
 import contextlib
-import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -20,8 +16,6 @@ from google.protobuf.message import DecodeError
 from baton.handoff import digests
 from baton.handoff.errors import MalformedManifest
 from baton.handoff.manifest import seal
-from baton.handoff.records import Bytes
-from baton.handoff.save.staging import Entry
 from baton.handoff.transports.nixl import offer_of as nixl_offer_of
 from baton.handoff.transports.shm import offer_of
 from baton.protos.handoff_pb2 import Manifest, NixlOffer, Run, SharedMemoryOffer
@@ -54,16 +48,13 @@ class Mutant:
     timeout_s: float = PULL_S
 
 
-Maker = Callable[[random.Random, Stage], Mutant]
-
-
-def makers(transport: str) -> list[Maker]:
+def makers(transport):
     """Return all makers for a transport, those with more variants several times."""
-    common: list[Maker] = [manifest_bytes, manifest_fields, manifest_fields, swapped, memory, memory]
+    common = [manifest_bytes, manifest_fields, manifest_fields, swapped, memory, memory]
     return [*common, stream, stream, stream] if transport == "tcp" else common
 
 
-def spoil_bytes(rng: random.Random, good: bytes, other: bytes) -> bytes:
+def spoil_bytes(rng, good, other):
     """Flip, cut, insert, double or splice bytes; never return them unchanged."""
     while True:
         at, until = sorted((rng.randrange(len(good)), rng.randrange(1, len(good) + 1)))
@@ -85,10 +76,10 @@ def spoil_bytes(rng: random.Random, good: bytes, other: bytes) -> bytes:
             return made
 
 
-def meaning(manifest: Manifest, transport: str) -> tuple[Any, ...]:
+def meaning(manifest, transport):
     """Return the fields that decide what is loaded, and from where."""
     shard = manifest.shards[0] if manifest.shards else None
-    place: tuple[Any, ...] = ()
+    place = ()
     if shard is not None:
         offer = shard.offers.get(transport)
         place = (shard.rank, shard.record_bytes, offer, shard.address if transport == "tcp" else "")
@@ -98,7 +89,7 @@ def meaning(manifest: Manifest, transport: str) -> tuple[Any, ...]:
     return (*whose, *numbers, groups, place)
 
 
-def manifest_bytes(rng: random.Random, stage: Stage) -> Mutant:
+def manifest_bytes(rng, stage):
     good = stage.right.SerializeToString()
     made = spoil_bytes(rng, good, stage.others.SerializeToString())
     try:
@@ -110,7 +101,7 @@ def manifest_bytes(rng: random.Random, stage: Stage) -> Mutant:
 
 _HUGE = (2**31, 2**32 - 1)
 _HUGER = (2**32, 2**63 - 1, 2**63, 2**64 - 1)
-_FIELDS: list[Callable[[random.Random, Manifest, Stage], object]] = [
+_FIELDS = [
     lambda r, m, _s: setattr(m, "request_id", r.choice(("", "other", m.request_id + "0", "\x00" * 50))),
     lambda r, m, _s: setattr(m, "epoch", r.choice((0, 1, 3, *_HUGER))),
     lambda r, m, _s: setattr(m, "compatibility_hash", r.choice(("", "0" * 32, m.compatibility_hash[:-1]))),
@@ -127,7 +118,7 @@ _FIELDS: list[Callable[[random.Random, Manifest, Stage], object]] = [
     lambda r, m, _s: m.shards[0].layers.extend((*range(r.randint(0, 3)), r.choice((0, *_HUGE)))),
     lambda _r, m, s: m.shards.insert(0, s.theirs.shards[0]),
 ]
-_PLACES: dict[str, list[Callable[[random.Random, Manifest, Stage], object]]] = {
+_PLACES = {
     "shm": [
         lambda r, m, s: _place(m, s, segment=r.choice(("", "../../etc/passwd", "baton-kv-1-0", "\x00"))),
         lambda _r, m, s: _place(m, s, segment=offer_of(s.theirs.shards[0]).segment),
@@ -152,7 +143,7 @@ _PLACES: dict[str, list[Callable[[random.Random, Manifest, Stage], object]]] = {
 }
 
 
-_SLOTS: list[Callable[[random.Random, Manifest, Stage], object]] = [
+_SLOTS = [
     lambda r, m, s: _place(m, s, offset=r.choice((0, 1, 8, 63, 64, 128, *_HUGE, *_HUGER))),
     lambda r, m, s: _place(m, s, offset=_offer(m, s).offset + r.choice((-4096, -64, -8, -1, 1, 8, 64, 4096))),
     lambda _r, m, s: _put_runs(m, s, _runs(s.others, s)),
@@ -167,7 +158,7 @@ _PLACES["shm"] += _SLOTS
 _PLACES["nixl"] += _SLOTS
 
 
-def _offer(manifest: Manifest, stage: Stage) -> SharedMemoryOffer | NixlOffer:
+def _offer(manifest, stage):
     """Return the transport's offer, or an empty one if it cannot be parsed."""
     parse, empty = (nixl_offer_of, NixlOffer) if stage.transport == "nixl" else (offer_of, SharedMemoryOffer)
     try:
@@ -176,44 +167,43 @@ def _offer(manifest: Manifest, stage: Stage) -> SharedMemoryOffer | NixlOffer:
         return empty()
 
 
-def _place(manifest: Manifest, stage: Stage, **changes: object) -> None:
+def _place(manifest, stage, **changes):
     offer = _offer(manifest, stage)
     for name, value in changes.items():
         setattr(offer, name, value)
     manifest.shards[0].offers[stage.transport] = offer.SerializeToString()
 
 
-def _metadata(manifest: Manifest) -> bytes:
+def _metadata(manifest):
     return nixl_offer_of(manifest.shards[0]).regions[0].metadata
 
 
-def _put_metadata(manifest: Manifest, stage: Stage, metadata: bytes) -> None:
+def _put_metadata(manifest, stage, metadata):
     """Offer metadata of an unknown agent, because that of a known one is not loaded again."""
     offer = NixlOffer.FromString(stage.right.shards[0].offers["nixl"])
     offer.agent, offer.regions[0].metadata = "nobody", metadata
     manifest.shards[0].offers["nixl"] = offer.SerializeToString()
 
 
-def _runs(manifest: Manifest, stage: Stage) -> list[tuple[int, int]]:
+def _runs(manifest, stage):
     return [(run.first, run.count) for run in _offer(manifest, stage).runs]
 
 
-def _put_runs(manifest: Manifest, stage: Stage, runs: list[tuple[int, int]]) -> None:
+def _put_runs(manifest, stage, runs):
     offer = _offer(manifest, stage)
     del offer.runs[:]
     offer.runs.extend(Run(first=first, count=count) for first, count in runs)
     manifest.shards[0].offers[stage.transport] = offer.SerializeToString()
 
 
-def _shuffled(rng: random.Random, manifest: Manifest, stage: Stage) -> list[int]:
-    """Return the slots in another order."""
+def _shuffled(rng, manifest, stage):
     slots = [slot for first, count in _runs(manifest, stage) for slot in range(first, first + count)]
     while (mixed := rng.sample(slots, len(slots))) == slots:
         pass
     return mixed
 
 
-def manifest_fields(rng: random.Random, stage: Stage) -> Mutant:
+def manifest_fields(rng, stage):
     """Change fields before or after the manifest is sealed."""
     manifest = Manifest()
     manifest.CopyFrom(stage.right)
@@ -229,7 +219,7 @@ def manifest_fields(rng: random.Random, stage: Stage) -> Mutant:
     return Mutant("manifest's fields", manifest.SerializeToString())
 
 
-def swapped(rng: random.Random, stage: Stage) -> Mutant:
+def swapped(rng, stage):
     """Use a correct manifest of another save, as it is or under this request's name."""
     whose = rng.randrange(6)
     manifest, kind = Manifest(), "swapped: "
@@ -259,9 +249,9 @@ def swapped(rng: random.Random, stage: Stage) -> Mutant:
     return Mutant(kind, manifest.SerializeToString(), counts=not same_place, untouched=not same_place)
 
 
-def memory(rng: random.Random, stage: Stage) -> Mutant:
+def memory(rng, stage):
     """Change bytes in shared memory, which all transports read."""
-    ways: list[tuple[str, Callable[[random.Random, Entry, Stage], object]]] = [
+    ways = [
         ("memory: a record's bit", _flip_record),
         ("memory: a digest", _flip_digest),
         ("memory: two records, digests too", _swap_records),
@@ -275,7 +265,7 @@ def memory(rng: random.Random, stage: Stage) -> Mutant:
     kind, spoil = rng.choice(ways)
 
     @contextlib.contextmanager
-    def during() -> Iterator[None]:
+    def during():
         with stage.source.staging.opened(stage.right.request_id, stage.right.epoch) as entry:
             spoil(rng, entry, stage)
             yield
@@ -284,22 +274,22 @@ def memory(rng: random.Random, stage: Stage) -> Mutant:
     return Mutant(kind, stage.right.SerializeToString(), untouched=False, during=during, timeout_s=timeout_s)
 
 
-def _records(entry: Entry) -> Bytes:
+def _records(entry):
     """Return all records, which are in one piece, because staging has room."""
     return entry.view.records(0, entry.num_blocks)
 
 
-def _flip_record(rng: random.Random, entry: Entry, stage: Stage) -> None:
+def _flip_record(rng, entry, stage):
     records = _records(entry).reshape(-1)
     records[rng.randrange(records.size)] ^= 1 << rng.randrange(8)
 
 
-def _flip_digest(rng: random.Random, entry: Entry, stage: Stage) -> None:
+def _flip_digest(rng, entry, stage):
     at = rng.randrange(entry.num_blocks)
     entry.view.arrived(at, entry.view.digests(at, at + 1) ^ np.uint64(1 << rng.randrange(64)))
 
 
-def _swap_records(rng: random.Random, entry: Entry, stage: Stage) -> None:
+def _swap_records(rng, entry, stage):
     pair = rng.sample(range(entry.num_blocks), 2)
     records = _records(entry)
     records[pair] = records[pair[::-1]]
@@ -308,26 +298,26 @@ def _swap_records(rng: random.Random, entry: Entry, stage: Stage) -> None:
     entry.view.arrived(0, found)
 
 
-def _others_records(rng: random.Random, entry: Entry, stage: Stage) -> None:
+def _others_records(rng, entry, stage):
     first = rng.randrange(entry.num_blocks)
     with stage.source.staging.opened(stage.others.request_id, stage.others.epoch) as other:
         _records(entry)[first:] = _records(other)[first:]
         entry.view.arrived(first, other.view.digests(first, entry.num_blocks))
 
 
-def _zeros(rng: random.Random, entry: Entry, stage: Stage) -> None:
+def _zeros(rng, entry, stage):
     at = rng.randrange(entry.num_blocks)
     _records(entry)[at] = 0
     if rng.random() < 0.5:
         entry.view.arrived(at, np.zeros(1, np.uint64))
 
 
-def _ticket(rng: random.Random, entry: Entry, stage: Stage) -> None:
+def _ticket(rng, entry, stage):
     older = stage.source.staging.tickets.number(stage.right.request_id, stage.right.epoch - 1)
     entry.view.sign(rng.choice((0, older, rng.getrandbits(64))))
 
 
-def stream(rng: random.Random, stage: Stage) -> Mutant:
+def stream(rng, stage):
     """Send records that were not requested."""
     with stage.source.staging.opened(stage.right.request_id, stage.right.epoch) as entry:
         right = _chunks(entry)
@@ -335,7 +325,7 @@ def stream(rng: random.Random, stage: Stage) -> Mutant:
     messages = good
     while _same(messages, good):
         kind, spoil = rng.choice(_STREAMS)
-        chunks: list[Any] = list(right)
+        chunks = list(right)
         spoil(rng, chunks, stage)
         messages = [_encoded(chunk) for chunk in chunks]
     stage.false_source.messages = messages
@@ -345,29 +335,29 @@ def stream(rng: random.Random, stage: Stage) -> Mutant:
     return Mutant(f"stream: {kind}", seal(manifest).SerializeToString(), untouched=False)
 
 
-def _chunks(entry: Entry) -> list[Chunk]:
+def _chunks(entry):
     return [
         Chunk(at, _records(entry)[at : at + 2].reshape(-1).copy(), entry.view.digests(at, at + 2))
         for at in range(0, entry.num_blocks, 2)
     ]
 
 
-def _encoded(chunk: Chunk | bytes) -> bytes:
+def _encoded(chunk):
     return chunk if isinstance(chunk, bytes) else chunk.encode()
 
 
-def _same(messages: list[bytes], good: list[bytes]) -> bool:
+def _same(messages, good):
     """Return whether the right chunks come first, because nothing after them is read."""
     return b"".join(messages).startswith(b"".join(good))
 
 
-def _spoiled(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
+def _spoiled(rng, chunks, stage):
     messages = [_encoded(chunk) for chunk in chunks]
     at = rng.randrange(len(chunks))
     chunks[at] = spoil_bytes(rng, messages[at], messages[at - 1])
 
 
-def _order(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
+def _order(rng, chunks, stage):
     """Omit, double, swap or append a chunk."""
     at = rng.randrange(len(chunks))
     way = rng.randrange(4)
@@ -381,19 +371,19 @@ def _order(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
         chunks.append(replace(chunks[at], first_block=6))
 
 
-def _places(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
+def _places(rng, chunks, stage):
     """Swap the places of two correct chunks."""
     one, two = rng.sample(range(len(chunks)), 2)
     chunks[one], chunks[two] = chunks[two], chunks[one]
     chunks[:] = [replace(chunk, first_block=2 * at) for at, chunk in enumerate(chunks)]
 
 
-def _first_block(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
+def _first_block(rng, chunks, stage):
     at = rng.randrange(len(chunks))
     chunks[at] = replace(chunks[at], first_block=rng.choice((0, 1, 2, 5, 6, *_HUGE)))
 
 
-def _digests(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
+def _digests(rng, chunks, stage):
     at = rng.randrange(len(chunks))
     own = chunks[at].digests
     made = rng.choice(
@@ -402,21 +392,20 @@ def _digests(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
     chunks[at] = replace(chunks[at], digests=made)
 
 
-def _sizes(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
+def _sizes(rng, chunks, stage):
     at = rng.randrange(len(chunks))
     own = chunks[at].records
     made = rng.choice((own[:0], own[:1], own[:-1], own[: own.size // 2], np.append(own, own), own[:-8]))
     chunks[at] = replace(chunks[at], records=made)
 
 
-def _others(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
-    """Replace a chunk by another request's."""
+def _others(rng, chunks, stage):
     at = rng.randrange(len(chunks))
     with stage.source.staging.opened(stage.others.request_id, stage.others.epoch) as entry:
         chunks[at] = _chunks(entry)[at]
 
 
-def _older(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
+def _older(rng, chunks, stage):
     """Send a chunk with the digests of an older attempt."""
     right = stage.right
     change = digests.seed(right.request_id, right.epoch - 1) - digests.seed(right.request_id, right.epoch)
@@ -424,11 +413,11 @@ def _older(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
     chunks[at] = replace(chunks[at], digests=chunks[at].digests + np.uint64(change % 2**64))
 
 
-def _garbage(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
+def _garbage(rng, chunks, stage):
     chunks[:] = [rng.randbytes(rng.choice((1, 3, 50, 4096))) for _ in range(rng.randrange(1, 4))]
 
 
-def _lengths(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
+def _lengths(rng, chunks, stage):
     """Announce wrong lengths, up to more than any memory."""
     huge = rng.choice((1, 100, 2**16, *_HUGE))
     kind = rng.choice((b"RECS", b"FAIL", b"WAIT", b"SHUT"))
@@ -436,7 +425,7 @@ def _lengths(rng: random.Random, chunks: list[Any], stage: Stage) -> None:
     chunks[:] = [struct.pack("<4sIII", kind, *numbers) + rng.randbytes(rng.choice((0, 5)))]
 
 
-_STREAMS: list[tuple[str, Callable[[random.Random, list[Any], Stage], None]]] = [
+_STREAMS = [
     ("a chunk's bytes", _spoiled),
     ("order and number", _order),
     ("another place's chunk, digests too", _places),

@@ -7,8 +7,6 @@ left a wrong byte in the cache. Mutations that would load the same KV as the cor
 lease in a manifest) may be refused, and are not counted.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc
@@ -18,9 +16,7 @@ import random
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +32,7 @@ from baton.handoff.reports import Problem, ShardLoad
 from baton.kernels.kv_pack import WIRE_DTYPES
 from baton.protos.handoff_pb2 import Manifest
 from tests.handoff import caches, mutants
-from tests.handoff.mutants import Mutant, Stage
+from tests.handoff.mutants import Stage
 from tests.handoff.server import FalseSource, garble_service
 
 CACHE_BLOCKS = 17
@@ -58,7 +54,7 @@ class Tally:
     right: int = 0  # correct handoffs in between
     wrong: list[str] = field(default_factory=list)
 
-    def note(self, kind: str, error: str, counts: bool = True) -> None:
+    def note(self, kind, error, counts=True):
         if not counts:
             self.harmless += 1
             return
@@ -69,7 +65,7 @@ class Tally:
         else:
             self.wrong.append(f"{kind}: not refused")
 
-    def __str__(self) -> str:
+    def __str__(self):
         kinds = [f"  {kind}: {self.refused[kind]} of {count}" for kind, count in sorted(self.tried.items())]
         names = ", ".join(f"{name} {count}" for name, count in self.errors.most_common())
         return "\n".join(
@@ -86,7 +82,7 @@ class Tally:
 class Range:
     """The mutations of one transport, wire format and kind of cache."""
 
-    def __init__(self, tally: Tally, transport: str, wire_dtype: str, seed: int, *, mixed: bool) -> None:
+    def __init__(self, tally, transport, wire_dtype, seed, *, mixed):
         kind = "of several groups" if mixed else "of one group"
         self.random = random.Random(f"{seed}-{transport}-{wire_dtype}-{kind}")
         self.transport, self.where = transport, f"{transport} {wire_dtype} {kind}"
@@ -127,7 +123,7 @@ class Range:
         self._stage = Stage(self._source, self._others, theirs, transport, self._false)
         self._right = self._learn()
 
-    def close(self) -> None:
+    def close(self):
         self._loader.close()
         self._transports[0].close()
         self._false.close()
@@ -135,7 +131,7 @@ class Range:
             source.close()
         self._client.close()
 
-    def run(self, number: int) -> None:
+    def run(self, number):
         makers = mutants.makers(self.transport)
         for at in range(number):
             self._try(makers[at % len(makers)])
@@ -144,7 +140,7 @@ class Range:
         self._load_right()
         self._load_others()
 
-    def _try(self, maker: Callable[[random.Random, Stage], Mutant]) -> None:
+    def _try(self, maker):
         request_id, manifest = self._save(epoch=2)
         self._stage.right = manifest
         with contextlib.ExitStack() as stack:
@@ -161,7 +157,7 @@ class Range:
         self._restore()
         self._source.staging.release(request_id, 2)
 
-    def _check_cache(self, mutant: Mutant, loaded: bool) -> None:
+    def _check_cache(self, mutant, loaded):
         """Check that other blocks are unchanged, and the load's own unchanged or correct."""
         if loaded and mutant.counts:
             return  # already counted as wrong
@@ -173,7 +169,7 @@ class Range:
                 self.tally.wrong.append(f"{self.where}: {mutant.kind}: a wrong byte is in the cache")
                 return
 
-    def _learn(self) -> list[Any]:
+    def _learn(self):
         """Return the cache after a correct load."""
         request_id, manifest = self._save(epoch=1)
         done = self._load(request_id, manifest.SerializeToString(), epoch=1)
@@ -193,7 +189,7 @@ class Range:
             assert loaded
         return right
 
-    def _load_right(self) -> None:
+    def _load_right(self):
         request_id, manifest = self._save(epoch=1)
         self._loader._pull_timeout_s = TIMEOUT_S
         done = self._load(request_id, manifest.SerializeToString(), epoch=1)
@@ -203,19 +199,19 @@ class Range:
         self.tally.right += 1
         self._restore()
 
-    def _load_others(self) -> None:
+    def _load_others(self):
         """Check that mutations did not release or change the other saves that they named."""
         if self._load("other", self._others.SerializeToString(), epoch=1).problem is not None:
             self.tally.wrong.append(f"{self.where}: another's handoff was lost")
         if self._neighbour.staging.held()[0] != 1:
             self.tally.wrong.append(f"{self.where}: a neighbour's handoff was lost")
 
-    def _save(self, epoch: int) -> tuple[str, Manifest]:
+    def _save(self, epoch):
         self._count += 1
         request_id = f"r{self._count}"
         return request_id, self._source.save(request_id, TOKENS, self._blocks, epoch)
 
-    def _load(self, request_id: str, manifest: bytes, epoch: int) -> ShardLoad:
+    def _load(self, request_id, manifest, epoch):
         """Load, with the manifest in the job or after it."""
         try:
             described = Manifest.FromString(manifest)
@@ -235,7 +231,7 @@ class Range:
             time.sleep(0.0002)
         return done[0]
 
-    def _restore(self) -> None:
+    def _restore(self):
         for layer, before in zip(self._memory, self._before, strict=True):
             layer[list(self._into)] = before[list(self._into)]
 
@@ -243,16 +239,16 @@ class Range:
 class _Unexpected(logging.Handler):
     """Collects unexpected errors, which the loader also reports by name."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(logging.ERROR)
-        self.texts: list[str] = []
+        self.texts = []
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         self.texts.append(record.getMessage() + (f": {record.exc_info[1]!r}" if record.exc_info else ""))
 
 
 @contextlib.contextmanager
-def watched(tally: Tally) -> Iterator[None]:
+def watched(tally):
     """Count unexpected log lines and memory growth as wrong."""
     handler, logger = _Unexpected(), logging.getLogger("baton.handoff")
     logger.addHandler(handler)
@@ -268,7 +264,7 @@ def watched(tally: Tally) -> Iterator[None]:
         tally.wrong.append(f"memory grew by {grown_mib:.0f} MiB")
 
 
-def run(number: int, seed: int) -> Tally:
+def run(number, seed):
     """Try about `number` mutations of all transports and wire formats, with one group and several."""
     whole = Tally()
     with watched(whole):
@@ -286,7 +282,7 @@ def run(number: int, seed: int) -> Tally:
     return whole
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--number", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)

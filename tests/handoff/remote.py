@@ -1,17 +1,11 @@
 """A source in a separate process."""
 
-from __future__ import annotations
-
 import os
 import tempfile
-from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from baton.handoff import transports
 from baton.handoff.memory import segments
-from baton.handoff.records import Bytes
 from baton.protos.handoff_pb2 import Manifest
 from harness import zygote
 from tests.handoff import caches
@@ -21,7 +15,7 @@ SEED = 1
 CHUNK_BYTES = 256 << 10
 
 
-def serve(connection: Connection) -> None:
+def serve(connection):
     """Serve until told to end. Runs in the source's process."""
     lease_s, chunk_bytes, segments.DIRECTORY, variables = connection.recv()
     os.environ.update(variables)
@@ -49,7 +43,7 @@ def serve(connection: Connection) -> None:
 class RemoteSource:
     """Its cache is `caches.make_cache(CACHE_BLOCKS, SEED)`, as in the test's process."""
 
-    def __init__(self, lease_s: float = 30.0, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, lease_s=30.0, chunk_bytes=CHUNK_BYTES):
         self._folder = tempfile.TemporaryDirectory()
         self.process, self._connection = zygote.connected(
             "source", f"{__name__}:serve", Path(self._folder.name)
@@ -59,38 +53,36 @@ class RemoteSource:
         self._receive()
         self.cache = caches.make_cache(CACHE_BLOCKS, SEED)
 
-    def save(self, request_id: str, block_ids: Sequence[int], epoch: int = 1) -> Manifest:
+    def save(self, request_id, block_ids, epoch=1):
         tokens = len(block_ids) * caches.BLOCK_SIZE
         return Manifest.FromString(self._ask("save", request_id, tokens, tuple(block_ids), epoch))
 
-    def begin(self, request_id: str, block_ids: Sequence[int], whole: int) -> Manifest:
-        """Save the first blocks of an incomplete prompt."""
+    def begin(self, request_id, block_ids, whole):
         return Manifest.FromString(self._ask("begin", request_id, tuple(block_ids), whole))
 
-    def held(self) -> tuple[int, int]:
-        answer: tuple[int, int] = self._ask("held")
-        return answer
+    def held(self):
+        return self._ask("held")
 
-    def records(self, block_ids: Sequence[int]) -> Bytes:
+    def records(self, block_ids):
         return caches.records(self.cache, block_ids)
 
-    def close(self) -> None:
+    def close(self):
         if self.process.poll() is None:
             self._connection.send(None)
             self._receive()
         self.kill()
 
-    def kill(self) -> None:
+    def kill(self):
         self.process.kill()
         self.process.wait(10)
         self._connection.close()
         self._folder.cleanup()
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
+    def _ask(self, name, *arguments):
         self._connection.send((name, arguments))
         return self._receive()
 
-    def _receive(self) -> Any:
+    def _receive(self):
         if not self._connection.poll(30):
             self.process.kill()
             raise TimeoutError("no answer from the source's process")

@@ -1,17 +1,13 @@
 """Misbehaving ends of a pull over TCP."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import numpy as np
@@ -24,7 +20,7 @@ from baton.handoff.memory.arena import Arena
 from baton.handoff.records import Bytes, Digests
 from baton.handoff.save.door import Door
 from baton.handoff.save.service import HandoffService
-from baton.handoff.save.staging import Entry, Staging
+from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Cancellation, Pull
 from baton.protos import handoff_pb2 as pb
 from baton.protos.handoff_pb2_grpc import HandoffServicer, HandoffStub, add_HandoffServicer_to_server
@@ -43,18 +39,17 @@ MIB = 1 << 20
 class Rank:
     """A rank in this process that saves random records."""
 
-    def __init__(self, record_bytes: int = 4096, slots: int = 64, port: int = 0) -> None:
+    def __init__(self, record_bytes=4096, slots=64, port=0):
         self.staging = Staging(Arena((slots + 4) * (record_bytes + 4096), record_bytes), 30.0)
         self.service = HandoffService(self.staging, 0, f"127.0.0.1:{port}", 4 * MIB)
         self.record_bytes = record_bytes
-        self.data: Bytes = np.empty((0, record_bytes), np.uint8)
-        self.entry: Entry
+        self.data = np.empty((0, record_bytes), np.uint8)
 
     @property
-    def door(self) -> Door:
+    def door(self):
         return self.service._door
 
-    def save(self, count: int, there: int | None = None) -> None:
+    def save(self, count, there=None):
         """Save `count` records; the first `there` are available at once, the others after `come`."""
         self.data = np.random.default_rng(1).integers(0, 256, (count, self.record_bytes), np.uint8)
         self.entry = self.staging.reserve(*KEY, count)
@@ -62,7 +57,7 @@ class Rank:
         self.staging.publish(self.entry, growing=there < count)
         self.come(0, there)
 
-    def come(self, first: int, stop: int) -> None:
+    def come(self, first, stop):
         if first < stop:
             fill = self.staging.filling(self.entry, first, stop)
             for one, end in self.entry.view.pieces(first, stop, stop - first):
@@ -70,7 +65,7 @@ class Rank:
                 fill.add(np.arange(one, end, dtype=np.uint64))
             fill.close()
 
-    def pull(self, **changes: object) -> Pull:
+    def pull(self, **changes):
         shard = pb.Shard(
             address=self.service.address,
             record_bytes=self.record_bytes,
@@ -78,14 +73,14 @@ class Rank:
             offers={"tcp": b""},
         )
         count = len(self.data)
-        given: dict[str, object] = {
+        given = {
             **{"request_id": KEY[0], "epoch": KEY[1], "shard": shard, "saved_blocks": count},
             **{"first_block": 0, "num_blocks": count, "chunk_bytes": MIB},
             "cancellation": Cancellation(time.monotonic() + 30 * PATIENCE),
         }
-        return Pull(**{**given, **changes})  # type: ignore[arg-type]
+        return Pull(**{**given, **changes})
 
-    def asks(self, line: Line, greeting: bytes = b"") -> None:
+    def asks(self, line, greeting=b""):
         wanted = pb.PullRequest(
             request_id=KEY[0],
             epoch=KEY[1],
@@ -95,16 +90,15 @@ class Rank:
         )
         line.send(Frame(PULL, wanted.SerializeToString()), before=greeting)
 
-    def is_quiet(self) -> bool:
-        """Whether no pull runs."""
+    def is_quiet(self):
         return not self.door._running
 
-    def close(self) -> None:
+    def close(self):
         self.service.close(0)
         self.staging.close()
 
 
-def connections(port: int) -> int:
+def connections(port):
     """Return how many of this process's connections lead to a port."""
     found = psutil.Process().net_connections("tcp")
     return sum(bool(one.raddr) and one.raddr[1] == port and one.status == "ESTABLISHED" for one in found)
@@ -119,7 +113,7 @@ class Chunk:
     digests: Digests
     count: int = -1  # the frame's number of records; by default that of the digests
 
-    def encode(self) -> bytes:
+    def encode(self):
         """Return the frame in plain text."""
         head = self.digests.tobytes()
         count = len(self.digests) if self.count < 0 else self.count
@@ -130,46 +124,45 @@ class Chunk:
 class FalseSource(HandoffServicer):
     """A Handoff service that answers each pull with `messages` and hangs up."""
 
-    def __init__(self) -> None:
-        self.messages: list[bytes] = []
+    def __init__(self):
+        self.messages = []
         self._server = rpc.server(ThreadPoolExecutor(2), 16)
-        add_HandoffServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        add_HandoffServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{rpc.listen(self._server, 'test', '127.0.0.1:0')}"
         self._door = Door("127.0.0.1", 0, self._answer, sealed=False)
         self._server.start()
 
-    def Connect(self, request: pb.ConnectRequest, context: grpc.ServicerContext) -> pb.ConnectReply:
+    def Connect(self, request, context):
         del request, context
         return self._door.invite()
 
-    def Release(self, request: pb.ReleaseRequest, context: grpc.ServicerContext) -> pb.ReleaseReply:
+    def Release(self, request, context):
         del request, context
         return pb.ReleaseReply()
 
-    def close(self) -> None:
+    def close(self):
         self._server.stop(0).wait(5)
         self._door.close(0)
 
-    def _answer(self, line: Line) -> bool:
+    def _answer(self, line):
         line.receive()
         with contextlib.suppress(OSError):
             line._socket.sendall(b"".join(self.messages))
         return False
 
 
-def connect(address: str) -> tuple[Line, bytes]:
+def connect(address):
     """Return a connection to a rank, in plain text, and the greeting to send first."""
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        reply = HandoffStub(channel).Connect(pb.ConnectRequest(), timeout=20)  # type: ignore[no-untyped-call]
+        reply = HandoffStub(channel).Connect(pb.ConnectRequest(), timeout=20)
     return Line(knock(address, reply.port)), GREETING + reply.session
 
 
-def knock(address: str, port: int) -> socket.socket:
-    """Return a connection without a greeting."""
+def knock(address, port):
     return socket.create_connection((addresses.split(address)[0], port), timeout=20)
 
 
-def ended(line: Line, record_bytes: int) -> str:
+def ended(line, record_bytes):
     """Read frames until all records, or an error, whose name is returned."""
     came = 0
     try:
@@ -185,7 +178,7 @@ def ended(line: Line, record_bytes: int) -> str:
     return ""
 
 
-def garble_service(number: int, seed: int) -> Iterator[tuple[str, str]]:
+def garble_service(number, seed):
     """Send nonsense to a real service; yields its kind and the error's name, empty if it was served.
 
     Raises AssertionError if the save there was affected.
@@ -207,27 +200,27 @@ def garble_service(number: int, seed: int) -> Iterator[tuple[str, str]]:
 class _Caller:
     """Calls a service that has a save."""
 
-    def __init__(self, source: caches.Source, channel: grpc.Channel) -> None:
+    def __init__(self, source, channel):
         self.source = source
         self.ticket = source.staging.tickets.of("victim", 3)
         self._channel = channel
 
-    def right(self) -> pb.PullRequest:
+    def right(self):
         return pb.PullRequest(
             request_id="victim", epoch=3, num_blocks=BLOCKS, ticket=self.ticket, at_once=BLOCKS
         )
 
-    def pull(self, request: pb.PullRequest) -> str:
+    def pull(self, request):
         return self.say(Frame(PULL, request.SerializeToString()))
 
-    def say(self, *frames: Frame) -> str:
+    def say(self, *frames):
         line, greeting = connect(self.source.service.address)
         with closing(line):
             for number, frame in enumerate(frames):
                 line.send(frame, before=b"" if number else greeting)
             return ended(line, self.source.cache.record_bytes)
 
-    def shout(self, words: bytes) -> str:
+    def shout(self, words):
         """Send bytes to the port for records."""
         address = self.source.service.address
         with closing(Line(knock(address, self.source.service.door_port))) as line:
@@ -235,37 +228,37 @@ class _Caller:
             line._socket.shutdown(socket.SHUT_WR)
             return ended(line, self.source.cache.record_bytes)
 
-    def call(self, method: str, message: bytes) -> str:
+    def call(self, method, message):
         try:
-            answer: bytes = self._channel.unary_unary(f"/{SERVICE}/{method}")(message, timeout=5)
+            answer = self._channel.unary_unary(f"/{SERVICE}/{method}")(message, timeout=5)
         except grpc.RpcError as error:
-            call: Any = error
+            call = error
             names = [value for key, value in call.trailing_metadata() or () if key == ERROR_KEY]
             return str(names[0]) if names else f"gRPC's {call.code().name}"
         return "not held" if method == "Release" and not pb.ReleaseReply.FromString(answer).held else ""
 
 
-def _garbage(rng: random.Random, caller: _Caller) -> tuple[str, str]:
+def _garbage(rng, caller):
     message = b"\x0a\xff" + rng.randbytes(rng.choice((0, 5, 4096)))  # a string longer than the message
     kind = rng.choice((PULL, b"Release", b"Taken"))
     outcome = caller.say(Frame(PULL, message)) if kind == PULL else caller.call(kind.decode(), message)
     return "service: garbage", outcome
 
 
-def _shout(rng: random.Random, caller: _Caller) -> tuple[str, str]:
+def _shout(rng, caller):
     session = rng.randbytes(16)
     words = (b"", b"GET / HTTP/1.1\r\n\r\n", rng.randbytes(rng.choice((1, 23, 24, 4096))), GREETING)
     return "door: nonsense", caller.shout(rng.choice((*words, GREETING + session[:5], GREETING + session)))
 
 
-def _no_pull(rng: random.Random, caller: _Caller) -> tuple[str, str]:
+def _no_pull(rng, caller):
     wanted = caller.right().SerializeToString()
     kind = rng.choice((RECORDS, WAIT, FAIL, b"XXXX", bytes(4)))
     frame = rng.choice((Frame(kind, wanted), Frame(PULL, bytes(70_000)), Frame(kind)))
     return "door: no pull", caller.say(frame)
 
 
-def _wrong_pull(rng: random.Random, caller: _Caller) -> tuple[str, str]:
+def _wrong_pull(rng, caller):
     request, ticket = caller.right(), caller.ticket
     huge = rng.choice((2**31, 2**32 - 1))
     key, value = rng.choice(
@@ -282,9 +275,4 @@ def _wrong_pull(rng: random.Random, caller: _Caller) -> tuple[str, str]:
     return "service: wrong pull", caller.pull(request)
 
 
-_NONSENSE: list[Callable[[random.Random, _Caller], tuple[str, str]]] = [
-    _garbage,
-    _shout,
-    _no_pull,
-    _wrong_pull,
-]
+_NONSENSE = [_garbage, _shout, _no_pull, _wrong_pull]

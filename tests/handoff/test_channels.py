@@ -1,15 +1,11 @@
 """The cache of channels never closes a channel with a running call."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import psutil
 import pytest
 
-from baton.handoff.channels import ChannelCache, HandoffClient
+from baton.handoff.channels import HandoffClient
 from baton.handoff.config import MIB
 from baton.handoff.memory.arena import Arena
 from baton.handoff.save.service import HandoffService
@@ -21,18 +17,18 @@ BOUND = 4
 
 
 @pytest.fixture
-def staging() -> Iterator[Staging]:
+def staging():
     with closing(Staging(Arena(MIB, 4096), 30.0)) as made:
         yield made
 
 
-def meet(channels: ChannelCache[Any, Any], first: int) -> None:
+def meet(channels, first):
     """Use channels to BOUND other addresses, without connecting."""
     for port in range(first, first + BOUND):
         channels.end(channels.begin(f"127.0.0.1:{port}"))
 
 
-def test_the_bound_closes_channels_without_calls(staging: Staging) -> None:
+def test_the_bound_closes_channels_without_calls(staging):
     me = psutil.Process()
     with (
         closing(HandoffService(staging, 0, "127.0.0.1:0", MIB)) as service,
@@ -40,7 +36,7 @@ def test_the_bound_closes_channels_without_calls(staging: Staging) -> None:
     ):
         port = int(service.address.rpartition(":")[2])
 
-        def connected() -> bool:
+        def connected():
             return any(one.raddr and one.raddr[1] == port for one in me.net_connections("tcp"))
 
         client.call("Staged", service.address, pb.StagedRequest(), 20).result()

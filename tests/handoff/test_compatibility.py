@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -55,20 +52,20 @@ FACTS = Facts(
         {"layers": (*LAYERS[:-1], replace(LAYERS[-1], dtype="int8"))},
     ],
 )
-def test_every_fact_counts(change: dict[str, Any]) -> None:
+def test_every_fact_counts(change):
     changed = replace(FACTS, **change)
     assert compatibility_hash(changed) != compatibility_hash(FACTS)
     assert in_words(changed) != in_words(FACTS)
 
 
-def test_workers_of_another_protocol_are_never_paired(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_another_protocol_are_never_paired(monkeypatch):
     here, words = compatibility_hash(FACTS), in_words(FACTS)
     monkeypatch.setattr(compatibility, "PROTOCOL", compatibility.PROTOCOL + 1)
     assert compatibility_hash(FACTS) != here
     assert in_words(FACTS)["handoff protocol"] != words["handoff protocol"]
 
 
-def test_a_models_path_does_not_count() -> None:
+def test_a_models_path_does_not_count():
     moved = replace(
         FACTS, model={"rope": {"type": "default", "theta": 10_000}, "hidden_size": 128, "name_or_path": "b"}
     )

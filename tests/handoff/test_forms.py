@@ -1,12 +1,9 @@
 """Layers and heads of ranks for the ranks of another worker: the rule, in memory, and through a loader."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 
@@ -22,11 +19,10 @@ from baton.handoff.load.loader import Loader
 from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import form_of, seal
 from baton.handoff.memory.blocks import block_cache
-from baton.handoff.memory.cache import BlockCache, HostBlockCache
+from baton.handoff.memory.cache import HostBlockCache
 from baton.handoff.memory.device import DeviceBlockCache
 from baton.handoff.save.saver import SaveJob
 from baton.kernels.kv_pack import WIRE_DTYPES
-from baton.protos.handoff_pb2 import Manifest
 from harness.support import PATIENCE
 from tests.handoff.caches import Source, puller, random_blocks, source
 
@@ -34,15 +30,14 @@ BLOCKS, TOKENS = 9, 16
 GROUPS = (CacheGroup(TOKENS), CacheGroup(TOKENS, window=TOKENS * BLOCKS))
 LAYERS = {"heads.0": 4, "heads.1": 4, "tokens.0": 2, "mla.0": 1, "window.0": 8}
 NAMES = [["heads.0", "heads.1", "tokens.0", "mla.0"], ["window.0"]]
-Eventually = Callable[[Callable[[], bool]], None]
 
 
 @functools.cache
-def whole(seed: int) -> dict[str, torch.Tensor]:
+def whole(seed):
     """The KV of all heads: with heads first, with tokens first, of MLA, and of a window's group."""
     generator = torch.Generator().manual_seed(seed)
 
-    def fresh(heads: int, channels: int) -> torch.Tensor:
+    def fresh(heads, channels):
         return torch.randn(BLOCKS, heads, TOKENS, channels, generator=generator).bfloat16()
 
     return {
@@ -62,11 +57,9 @@ STAGES = {
 WIDTHS = {"heads.0": 32, "heads.1": 32, "tokens.0": 64, "mla.0": 576, "window.0": 32}
 
 
-def caches(
-    seed: int, ranks: int, wire: str = "auto", stages: int = 1, *, device: bool = False
-) -> list[BlockCache]:
+def caches(seed, ranks, wire="auto", stages=1, *, device=False):
     """The caches of a worker's ranks, of `ranks` in each stage; layer `tokens.0` has tokens first."""
-    made: list[BlockCache] = []
+    made = []
     for stage, rank in itertools.product(range(stages), range(ranks)):
         own = {}
         for name in STAGES[stages][stage]:
@@ -87,11 +80,11 @@ def caches(
     return made
 
 
-def layer(name: str, heads: int) -> CacheLayer:
+def layer(name, heads):
     return CacheLayer(name, "bfloat16", (heads, TOKENS, 64), (1, 1, 1), heads * TOKENS * 128, 32, heads)
 
 
-def content(cache: BlockCache, group: int, blocks: tuple[int, ...]) -> np.ndarray:
+def content(cache, group, blocks):
     """The bytes of a rank's blocks, in the cache's own dtype."""
     ids, numbers = list(blocks), cache.form.layers_of(cache.rank, len(cache.layers))
     count = sum(cache.layers[number].group == group for number in numbers)
@@ -111,9 +104,7 @@ def content(cache: BlockCache, group: int, blocks: tuple[int, ...]) -> np.ndarra
     ],
     ids=lambda form: f"{form[0]}x{form[1]}",
 )
-def test_a_rank_finds_its_heads_in_any_form(
-    there: tuple[int, int], here: tuple[int, int], wire: str, device: bool
-) -> None:
+def test_a_rank_finds_its_heads_in_any_form(there, here, wire, device):
     """Unquantised KV is equal bit by bit; quantised KV is as if the rank had pulled its own records.
 
     there, here: ranks of a stage, and stages.
@@ -141,7 +132,7 @@ def test_a_rank_finds_its_heads_in_any_form(
         cache.close()
 
 
-def test_the_whole_cache_is_described_alike_by_every_rank() -> None:
+def test_the_whole_cache_is_described_alike_by_every_rank():
     """The compatibility hash covers this description."""
     one, two, four, *piped = (caches(1, *form) for form in ((1,), (2,), (4,), (2, "auto", 2), (1, "int8", 3)))
     assert {cache.layers for cache in itertools.chain(one, two, four, *piped)} == {one[0].layers}
@@ -152,12 +143,12 @@ def test_the_whole_cache_is_described_alike_by_every_rank() -> None:
     assert [cache.rank for cache in piped[0]] == [0, 1, 2, 3]
 
 
-def test_layers_are_in_order_of_their_numbers() -> None:
+def test_layers_are_in_order_of_their_numbers():
     names = ["layers.10.attn", "layers.9.k", "layers.9.attn", "mtp.0.attn", "layers.2.attn"]
     assert sorted(names, key=position) == [names[4], names[2], names[1], names[0], names[3]]
 
 
-def test_a_layer_whose_heads_do_not_fit_together_is_not_divided() -> None:
+def test_a_layer_whose_heads_do_not_fit_together_is_not_divided():
     """Its description, and so the hash, depends on the number of ranks."""
     found = []
     for ranks in (1, 2):
@@ -170,7 +161,7 @@ def test_a_layer_whose_heads_do_not_fit_together_is_not_divided() -> None:
     assert unfit(found[0], Form(1, "auto"), Form(1, "int8")) == ""
 
 
-def split(draw: random.Random, layers: int) -> tuple[tuple[int, ...], ...]:
+def split(draw, layers):
     """The layers of up to four stages; of each, some in the middle are missing from most stages' groups."""
     count = draw.randint(1, min(4, layers))
     cuts = [0, *sorted(draw.sample(range(1, layers), count - 1)), layers]
@@ -180,7 +171,7 @@ def split(draw: random.Random, layers: int) -> tuple[tuple[int, ...], ...]:
 
 
 @pytest.mark.parametrize(("there", "here"), list(itertools.product((1, 2, 3, 4, 6, 12), repeat=2)))
-def test_each_head_comes_once_and_each_shard_is_released(there: int, here: int) -> None:
+def test_each_head_comes_once_and_each_shard_is_released(there, here):
     """This also holds for stages with any set of layers."""
     draw = random.Random(12 * there + here)
     for _ in range(8):
@@ -190,9 +181,9 @@ def test_each_head_comes_once_and_each_shard_is_released(there: int, here: int) 
             Form(here, "auto", split(draw, len(layers))),
         )
         assert unfit(layers, target, source) == ""
-        released: dict[int, list[int]] = {}
+        released = {}
         for rank in range(target.shards):
-            found: dict[int, list[int]] = {number: [] for number in target.layers_of(rank, len(layers))}
+            found = {number: [] for number in target.layers_of(rank, len(layers))}
             for share in shares(layers, target, rank, source, turn=3):
                 released.setdefault(share.rank, []).append(share.readers)
                 for cut in share.cuts:
@@ -210,13 +201,13 @@ def test_each_head_comes_once_and_each_shard_is_released(there: int, here: int) 
 
 
 @pytest.mark.parametrize("stages", [((0, 1), (1, 2)), ((0,), (2,)), ((0, 1, 2, 3), (4,)), ((), (0, 1, 2))])
-def test_stages_that_do_not_have_each_layer_once_are_refused(stages: tuple[tuple[int, ...], ...]) -> None:
+def test_stages_that_do_not_have_each_layer_once_are_refused(stages):
     layers = [layer(str(number), 1) for number in range(3)]
     found = unfit(layers, Form(1, "auto"), Form(1, "auto", stages))
     assert found == ("" if stages[0] == () else "the stages of its shards do not have each of 3 layers once")
 
 
-def test_replicated_heads_are_pulled_from_varying_ranks() -> None:
+def test_replicated_heads_are_pulled_from_varying_ranks():
     mla = [layer("mla", 1)]
     asked = [
         [share.rank for share in shares(mla, Form(1, "auto"), 0, Form(4, "auto"), turn) if share.cuts]
@@ -225,7 +216,7 @@ def test_replicated_heads_are_pulled_from_varying_ranks() -> None:
     assert asked == [[0], [1], [2], [3]]
 
 
-def test_ranks_that_do_not_divide_the_heads_are_refused() -> None:
+def test_ranks_that_do_not_divide_the_heads_are_refused():
     found = unfit([layer("a", 4)], Form(1, "auto"), Form(3, "auto"))
     assert found == "3 shards do not divide the 4 heads of layer a"
     assert unfit([layer("a", 4)], Form(1, "auto"), Form(0, "auto")).startswith("0 shards")
@@ -238,7 +229,7 @@ class Workers:
     sources: list[Source]
     loaders: list[Loader]
 
-    def begin(self, blocks: tuple[int, ...], tokens: int, *, first: int) -> tuple[Manifest, list[SaveJob]]:
+    def begin(self, blocks, tokens, *, first):
         """Save the first records on all ranks; return the manifest, and the other jobs."""
         parts = [Part(0, 0, blocks), Part(1, len(blocks), blocks)]
         manifest = self.save(
@@ -247,7 +238,7 @@ class Workers:
         rest = (parts[0].within(first, len(blocks)), parts[1])
         return manifest, [SaveJob("r", 1, rest, 2 * len(blocks)) for _ in self.sources]
 
-    def save(self, job: SaveJob, tokens: int) -> Manifest:
+    def save(self, job, tokens):
         """Save on all ranks; return the manifest."""
         found = []
         for one in self.sources:
@@ -259,14 +250,12 @@ class Workers:
             manifest.shards.append(other.shards[0])
         return seal(manifest)
 
-    def held(self) -> int:
+    def held(self):
         return sum(one.staging.held()[0] for one in self.sources)
 
 
 @contextmanager
-def workers(
-    there: tuple[int, int], here: tuple[int, int], transport: str, wire: str = "auto"
-) -> Iterator[Workers]:
+def workers(there, here, transport, wire="auto"):
     """there, here: ranks of a stage, and stages."""
     with ExitStack() as stack:
         sources = [
@@ -304,8 +293,8 @@ def workers(
     ],
 )
 def test_each_rank_gets_its_heads_early_or_not_and_the_last_one_releases(
-    there: tuple[int, int], here: tuple[int, int], transport: str, wire: str, eventually: Eventually
-) -> None:
+    there, here, transport, wire, eventually
+):
     blocks, into = random_blocks(BLOCKS, 6, 1), random_blocks(BLOCKS, 6, 3)
     with workers(there, here, transport, wire) as made:
         manifest, rest = made.begin(blocks, 6 * TOKENS, first=4)
@@ -340,7 +329,7 @@ def test_each_rank_gets_its_heads_early_or_not_and_the_last_one_releases(
                     assert np.array_equal(found, content(right, group, blocks))
 
 
-def groups_of(loader: Loader) -> set[int]:
+def groups_of(loader):
     """The groups whose layers a loader's rank has."""
     cache = loader._cache
     return {cache.layers[one].group for one in cache.form.layers_of(cache.rank, len(cache.layers))}
@@ -353,9 +342,7 @@ def groups_of(loader: Loader) -> set[int]:
         *(((1, 1), (1, 2), "shm"), ((1, 1), (1, 3), "tcp"), ((2, 1), (1, 2), "shm"), ((2, 2), (1, 3), "tcp")),
     ],
 )
-def test_a_window_serves_every_rank(
-    there: tuple[int, int], here: tuple[int, int], transport: str, eventually: Eventually
-) -> None:
+def test_a_window_serves_every_rank(there, here, transport, eventually):
     """Slots are reused when the last rank has taken their records, or has released them untaken."""
     blocks, into = random_blocks(BLOCKS, 6, 1), random_blocks(BLOCKS, 6, 3)
     parts = (Part(0, 0, blocks), Part(1, 6, blocks))

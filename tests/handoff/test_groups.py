@@ -1,7 +1,5 @@
 """The live blocks of each group, and their places in a save."""
 
-from __future__ import annotations
-
 import pytest
 
 from baton.handoff.groups import (
@@ -27,7 +25,7 @@ TABLES = ([*range(1, 11)], [0, 0, *range(11, 19)], [40])
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (31, 1), (32, 1), (33, 2), (64, 2), (65, 3)])
-def test_blocks_of_tokens(tokens: int, blocks: int) -> None:
+def test_blocks_of_tokens(tokens, blocks):
     assert num_blocks(tokens, 32) == blocks
 
 
@@ -50,11 +48,11 @@ def test_blocks_of_tokens(tokens: int, blocks: int) -> None:
         (CHUNK, 300, range(8, 10)),
     ],
 )
-def test_live_blocks(group: CacheGroup, tokens: int, live: range) -> None:
+def test_live_blocks(group, tokens, live):
     assert group.live(tokens) == live
 
 
-def test_which_saves_serve_a_number_of_tokens() -> None:
+def test_which_saves_serve_a_number_of_tokens():
     assert STATE.serves(100, 100)
     assert not STATE.serves(100, 99)
     assert FULL.serves(100, 1)
@@ -67,19 +65,15 @@ def test_which_saves_serve_a_number_of_tokens() -> None:
     assert not serve(ALL, 100, 99)
 
 
-def test_a_save_has_the_live_blocks_group_after_group() -> None:
+def test_a_save_has_the_live_blocks_group_after_group():
     parts = saved_parts(ALL, TABLES, 300)
-    assert parts == (
-        Part(0, 0, tuple(range(1, 11))),
-        Part(1, 10, (16, 17, 18)),
-        Part(2, 13, (40,)),
-    )
+    assert parts == (Part(0, 0, tuple(range(1, 11))), Part(1, 10, (16, 17, 18)), Part(2, 13, (40,)))
     assert num_records(ALL, 300) == 14 == parts[-1].stop
     assert runs(parts) == [(0, 14)]
     assert [(one.first_block, one.num_blocks) for one in described(ALL, 300)] == [(0, 10), (7, 3), (0, 1)]
 
 
-def test_cached_tokens_are_not_loaded() -> None:
+def test_cached_tokens_are_not_loaded():
     parts = loaded_parts(ALL, TABLES, 300, 300, 256)
     assert parts == (Part(0, 8, (9, 10)), Part(1, 11, (17, 18)), Part(2, 13, (40,)))
     assert runs(parts) == [(8, 10), (11, 14)]
@@ -88,14 +82,14 @@ def test_cached_tokens_are_not_loaded() -> None:
     assert parts == (Part(0, 0, tuple(range(1, 11))), Part(1, 10, (16, 17, 18)))
 
 
-def test_a_part_within_places() -> None:
+def test_a_part_within_places():
     part = Part(1, 10, (16, 17, 18))
     assert part.within(0, 99) == part
     assert part.within(11, 12) == Part(1, 11, (17,))
     assert part.within(0, 5).block_ids == part.within(13, 20).block_ids == ()
 
 
-def test_groups_that_keep_all_tokens_come_first() -> None:
+def test_groups_that_keep_all_tokens_come_first():
     mixed = (STATE, WINDOW, FULL)
     assert in_order(mixed) == [2, 0, 1]
     assert [final_records(mixed, tokens) for tokens in (31, 32, 300)] == [0, 1, 9]

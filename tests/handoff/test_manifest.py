@@ -1,37 +1,26 @@
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from baton.handoff import manifest as manifests
-from baton.handoff.errors import (
-    CompatibilityMismatch,
-    HandoffError,
-    MalformedManifest,
-    StaleEpoch,
-    WrongRequest,
-)
-from baton.protos.handoff_pb2 import Manifest
+from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
 from tests.handoff.caches import make_cache, puller, source
 
 CACHE = make_cache(9)
 
 
 @pytest.fixture
-def manifest() -> Iterator[Manifest]:
+def manifest():
     made = source(CACHE)
     yield made.save("r", 70, [1, 2, 3])
     made.close()
 
 
-def test_a_fitting_manifest_gives_this_ranks_shard(manifest: Manifest) -> None:
+def test_a_fitting_manifest_gives_this_ranks_shard(manifest):
     (share,) = manifests.check(manifest, "r", 1, puller(CACHE))
     assert (share.rank, share.readers, share.record_bytes) == (0, 1, manifest.shards[0].record_bytes)
     assert {cut.layer for cut in share.cuts} == set(range(len(CACHE.layers)))
 
 
-WRONG: list[tuple[Callable[[Manifest], object], type[HandoffError], str]] = [
+WRONG = [
     (lambda m: setattr(m, "request_id", "other"), WrongRequest, "of request 'other'; wanted here: 'r'"),
     (lambda m: setattr(m, "epoch", 2), StaleEpoch, "epoch 2 .*wanted here: 1"),
     (
@@ -52,7 +41,7 @@ WRONG: list[tuple[Callable[[Manifest], object], type[HandoffError], str]] = [
 ]
 
 
-def test_a_manifest_that_was_changed_on_its_way_is_refused(manifest: Manifest) -> None:
+def test_a_manifest_that_was_changed_on_its_way_is_refused(manifest):
     assert manifests.is_of(manifest, "r", 1)
     assert not manifests.is_of(manifest, "r", 2)
     manifest.num_tokens += 1  # the number of blocks is the same
@@ -62,9 +51,7 @@ def test_a_manifest_that_was_changed_on_its_way_is_refused(manifest: Manifest) -
 
 
 @pytest.mark.parametrize(("spoil", "error", "text"), WRONG)
-def test_misfits_are_refused_by_name(
-    manifest: Manifest, spoil: Callable[[Manifest], object], error: type[HandoffError], text: str
-) -> None:
+def test_misfits_are_refused_by_name(manifest, spoil, error, text):
     spoil(manifest)
     manifests.seal(manifest)
     with pytest.raises(error, match=text):

@@ -1,7 +1,5 @@
 """Four hundred mutations, none accepted. For more: python -m tests.handoff.mutations."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.handoff import mutations
@@ -10,7 +8,7 @@ NUMBER = 450
 
 
 @pytest.mark.timeout(120)
-def test_a_wrong_handoff_is_refused_each_time() -> None:
+def test_a_wrong_handoff_is_refused_each_time():
     tally = mutations.run(NUMBER, seed=1)
     print(tally)
     assert tally.wrong == []

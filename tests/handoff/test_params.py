@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from baton.handoff import ports
@@ -13,7 +9,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.services.config import HandoffSettings
 
 
-def test_wishes_are_found_in_their_parameters() -> None:
+def test_wishes_are_found_in_their_parameters():
     manifest = Manifest(request_id="r", epoch=3, num_tokens=7)
     assert wish_of(save_params(2)) == SaveWish(2)
     assert wish_of(load_params(3, 7, manifest)) == LoadWish(3, 7, manifest)
@@ -26,13 +22,13 @@ def test_wishes_are_found_in_their_parameters() -> None:
     assert wish_of({"do_remote_prefill": True}) is None
 
 
-def config(**changes: Any) -> HandoffConfig:
+def config(**changes):
     """Return the configuration that a worker makes from its settings, with these changes."""
     settings = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
     return HandoffConfig.from_extra_config({"worker_id": "w", **settings, **changes})
 
 
-def test_the_settings_are_the_connectors_configuration() -> None:
+def test_the_settings_are_the_connectors_configuration():
     made = config(transports=["tcp"], staging_mib=2)
     assert (made.transports, made.staging_mib, made.published_host) == (["tcp"], 2, "127.0.0.1")
     assert config().staging_mib is None
@@ -46,12 +42,12 @@ def test_the_settings_are_the_connectors_configuration() -> None:
         ({"pull_timeout_s": 601.0}, "pull_timeout_s is 601.0; allowed: up to 600"),
     ],
 )
-def test_the_configuration_is_checked(changes: dict[str, Any], text: str) -> None:
+def test_the_configuration_is_checked(changes, text):
     with pytest.raises(HandoffError, match=text):
         config(**changes)
 
 
-def test_each_rank_has_two_ports_of_its_own() -> None:
+def test_each_rank_has_two_ports_of_its_own():
     assert [config(port=7402).port_of(rank) for rank in range(3)] == [7402, 7404, 7406]
     assert [config().port_of(rank) for rank in range(3)] == [0, 0, 0]
     firsts = [ports.first(7402, rank) for rank in range(3)]
@@ -61,12 +57,12 @@ def test_each_rank_has_two_ports_of_its_own() -> None:
     assert ports.for_records(0) == len(ports.of_worker(0, 3)) == 0
 
 
-def test_an_error_keeps_its_name_across_processes() -> None:
+def test_an_error_keeps_its_name_across_processes():
     problem = Problem.of(LeaseExpired("two\nlines"))
     assert problem == Problem("LeaseExpired", "two lines")
     assert isinstance(problem.to_error(), LeaseExpired)
     assert named("FromTheFuture") is HandoffError
 
 
-def test_the_slowest_rank_counts() -> None:
+def test_the_slowest_rank_counts():
     assert Costs.slowest([Costs(1, 5, 2, 0), Costs(3, 4, 1, 0)]) == Costs(3, 5, 2, 0)

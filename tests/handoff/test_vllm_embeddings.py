@@ -3,14 +3,10 @@
 WHOLE_TABLE=1 runs all families.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +20,8 @@ from baton.protos.handoff_pb2 import EmbeddingManifest
 from baton.services.config import HandoffSettings
 from baton.services.engine.build import image_connector
 from baton.services.engine.patches import failed_step, kept_images
-from harness.architectures.registry import VISIONS, Architecture
-from harness.engines import Answer, Engine, EngineProcess, Options
+from harness.architectures.registry import VISIONS
+from harness.engines import Answer, EngineProcess
 from harness.seeing import cold, metadata, options, preempt, prompt
 
 WRITTEN = 10
@@ -37,23 +33,23 @@ _names = itertools.count()
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest) -> Architecture:
+def model(request):
     return VISIONS[request.param]
 
 
 @pytest.fixture(scope="module")
-def encoder(model: Architecture) -> Iterator[EngineProcess]:
+def encoder(model):
     with EngineProcess(encoding(model)) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def engine(model: Architecture) -> Iterator[EngineProcess]:
+def engine(model):
     with EngineProcess(options(model, "prompts")) as one:
         yield one
 
 
-def encoding(model: Architecture) -> Options:
+def encoding(model):
     own = HandoffSettings(host="127.0.0.1", embeddings_mib=8, transports=["shm", "tcp"])
     config = own.model_dump(exclude={"enabled"}) | {"worker_id": "encoder", "lease_s": 0.0}
     changes = {
@@ -67,14 +63,14 @@ def encoding(model: Architecture) -> Options:
 # In the encode worker's process.
 
 
-def add(engine: Engine, name: str, feature: Any) -> Answer:
+def add(engine, name, feature):
     """Queue a request that has only one image."""
     place = feature.mm_position
     only = replace(feature, mm_position=replace(place, offset=0))
     return engine.add(name, [5] * place.length, 1, features=[only])
 
 
-def encoded(engine: Engine, mark: str, seeds: Sequence[int]) -> list[tuple[str, int, bytes]]:
+def encoded(engine, mark, seeds):
     """Encode images, one request each. Return their names, numbers of embeddings and manifests."""
     found = []
     for feature in prompt(engine, mark, seeds)[1]:
@@ -83,14 +79,12 @@ def encoded(engine: Engine, mark: str, seeds: Sequence[int]) -> list[tuple[str, 
         engine.run()
         assert (answer.tokens, answer.finish_reason) == ([], "stop")
         shelf = shelf_of(engine.core.vllm_config)
-        assert shelf is not None
         manifest = shelf.manifest(feature.identifier, place.get_num_embeds())
-        assert manifest is not None
         found.append((feature.identifier, manifest.rows, manifest.SerializeToString()))
     return found
 
 
-def computed_again(engine: Engine, mark: str) -> bool:
+def computed_again(engine, mark):
     """Drop an image from the shelf, but not from vLLM's cache. Return whether a request brings it back."""
     [(name, rows, _)] = encoded(engine, mark, [A])
     shelf = shelf_of(engine.core.vllm_config)
@@ -103,7 +97,7 @@ def computed_again(engine: Engine, mark: str) -> bool:
     return bool(encoded(engine, mark, [A]))
 
 
-def behind_a_failed_step(engine: Engine, mark: str) -> bool:
+def behind_a_failed_step(engine, mark):
     """Fail a step of an encode, and encode another image. Return whether it is on the shelf."""
     recovery, executor = failed_step.FailedStep(engine.core), engine.core.model_executor
     [feature] = prompt(engine, mark, [7])[1]
@@ -119,8 +113,7 @@ def behind_a_failed_step(engine: Engine, mark: str) -> bool:
 # In the process of the engine that runs prompts.
 
 
-def alone(engine: Engine, mark: str, seeds: Sequence[int]) -> list[int]:
-    """Answer without an encode worker."""
+def alone(engine, mark, seeds):
     ids, features = prompt(engine, mark, seeds)
     answer = engine.add(f"alone-{next(_names)}", ids, WRITTEN, features=features)
     engine.run()
@@ -128,7 +121,7 @@ def alone(engine: Engine, mark: str, seeds: Sequence[int]) -> list[int]:
     return answer.tokens
 
 
-def pulled(engine: Engine, images: Sequence[tuple[str, int, bytes]], transport: str) -> dict[str, Embeddings]:
+def pulled(engine, images, transport):
     puller = EmbeddingPuller("prompts", form_of(engine.core.vllm_config, ""), [transport])
     found = {}
     for name, rows, manifest in images:
@@ -139,15 +132,7 @@ def pulled(engine: Engine, images: Sequence[tuple[str, int, bytes]], transport: 
     return found
 
 
-def answers(
-    engine: Engine,
-    mark: str,
-    asked: Sequence[Sequence[int]],
-    images: Any,
-    transport: str,
-    *,
-    lost: bool = False,
-) -> list[tuple[list[int], str | None]]:
+def answers(engine, mark, asked, images, transport, *, lost=False):
     """Answer prompts at once, with pulled embeddings and the images' metadata. lost: preempt them all."""
     brought, running = pulled(engine, images, transport), []
     for seeds in asked:
@@ -166,22 +151,18 @@ def answers(
 
 
 @pytest.fixture(scope="module")
-def images(encoder: EngineProcess, model: Architecture) -> list[tuple[str, int, bytes]]:
+def images(encoder, model):
     return encoder.call(encoded, model.mark, [A, B])
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_answers_are_equal_to_one_engines(
-    encoder: EngineProcess, engine: EngineProcess, model: Architecture, images: Any, transport: str
-) -> None:
+def test_answers_are_equal_to_one_engines(encoder, engine, model, images, transport):
     for asked in ([[A]], [[A, B]], [[B, A]], [[A, A]]):
         expected = engine.call(alone, model.mark, asked[0])
         assert engine.call(answers, model.mark, asked, images, transport) == [(expected, "length")]
 
 
-def test_several_requests_with_the_same_image_at_once(
-    engine: EngineProcess, model: Architecture, images: Any
-) -> None:
+def test_several_requests_with_the_same_image_at_once(engine, model, images):
     asked = [[A], [B, A], [A]]
     found = engine.call(answers, model.mark, asked, images, "shm")
     if model.dtype == "bfloat16":  # a batch is rounded differently
@@ -190,21 +171,19 @@ def test_several_requests_with_the_same_image_at_once(
         assert found == [(engine.call(alone, model.mark, one), "length") for one in asked]
 
 
-def test_a_preempted_request_loads_its_embeddings_again(
-    engine: EngineProcess, model: Architecture, images: Any
-) -> None:
+def test_a_preempted_request_loads_its_embeddings_again(engine, model, images):
     [(tokens, end)] = engine.call(answers_of_a_lost_one, model.mark, [[A, B]], images, "shm")
     assert end == "length"
     if model.dtype != "bfloat16":  # tokens that are computed again are rounded differently
         assert tokens == engine.call(alone, model.mark, [A, B])
 
 
-def answers_of_a_lost_one(engine: Engine, *given: Any) -> list[tuple[list[int], str | None]]:
+def answers_of_a_lost_one(engine, *given):
     return answers(engine, *given, lost=True)
 
 
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="takes long")
-def test_two_ranks_load_them(model: Architecture, images: Any) -> None:
+def test_two_ranks_load_them(model, images):
     if model.name == "qwen3.5-vision":
         pytest.skip("vLLM cannot divide this checkpoint's states between two ranks")
     ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
@@ -216,15 +195,13 @@ def test_two_ranks_load_them(model: Architecture, images: Any) -> None:
                 assert [tokens for tokens, _ in found] == [two.call(alone, model.mark, one) for one in asked]
 
 
-def several_ranks() -> None:
+def several_ranks():
     kept_images.several_ranks = True
 
 
-def test_an_image_that_only_vllm_still_has_comes_to_the_shelf(
-    encoder: EngineProcess, model: Architecture, images: Any
-) -> None:
+def test_an_image_that_only_vllm_still_has_comes_to_the_shelf(encoder, model, images):
     assert encoder.call(computed_again, model.mark)
 
 
-def test_an_encoder_survives_a_failed_step(encoder: EngineProcess, model: Architecture) -> None:
+def test_an_encoder_survives_a_failed_step(encoder, model):
     assert encoder.call(behind_a_failed_step, model.mark)

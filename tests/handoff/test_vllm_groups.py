@@ -4,23 +4,16 @@ The decode side continues after the prefill side's token, as in a deployment. No
 state fits.
 """
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from baton.handoff.groups import CacheGroup, final_records, num_records
+from baton.handoff.groups import final_records, num_records
 from baton.handoff.params import load_params, save_params
-from baton.protos.handoff_pb2 import Manifest
 from harness.architectures import language
-from harness.architectures.registry import ARCHITECTURES, Architecture
+from harness.architectures.registry import ARCHITECTURES
 from harness.engines import (
     BLOCK_SIZE,
-    Answer,
-    Engine,
     EngineProcess,
     Options,
     begin_decode,
@@ -46,7 +39,7 @@ WINDOWS, STATES = "ngram-gemma3", "mtp-qwen3-next"
 pytestmark = pytest.mark.timeout(300)
 
 
-def options(model: Architecture, name: str = "both", **engine: Any) -> Options:
+def options(model, name="both", **engine):
     folder = model.checkpoint()
     drafts = {"speculative_config": model.speculative(folder)}
     own = ENGINE | {"dtype": model.dtype} | drafts | model.engine
@@ -54,28 +47,28 @@ def options(model: Architecture, name: str = "both", **engine: Any) -> Options:
 
 
 @pytest.fixture(scope="module")
-def windows() -> Iterator[EngineProcess]:
+def windows():
     """Sliding windows and full attention, with a prefix cache."""
     with EngineProcess(options(ARCHITECTURES[WINDOWS], enable_prefix_caching=True)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def states() -> Iterator[EngineProcess]:
+def states():
     """Gated DeltaNet, full attention, and an MTP layer."""
     with EngineProcess(options(ARCHITECTURES[STATES])) as engine:
         yield engine
 
 
 @pytest.fixture(params=["windows", "states"])
-def engine(request: pytest.FixtureRequest) -> EngineProcess:
-    found: EngineProcess = request.getfixturevalue(request.param)
+def engine(request):
+    found = request.getfixturevalue(request.param)
     found.call(forget)
     return found
 
 
 @functools.cache
-def clear(engine: EngineProcess, length: int, start: tuple[int, ...] = ()) -> list[int]:
+def clear(engine, length, start=()):
     """Return `start` and `length` more tokens, whose answer has no near-ties."""
     texts = {
         f"text-{length}-{number}": [*start, *language.prompt(number, 2 * length)[-length:]]
@@ -87,19 +80,18 @@ def clear(engine: EngineProcess, length: int, start: tuple[int, ...] = ()) -> li
     return texts[clearest]
 
 
-def read(engine: EngineProcess, name: str, prompt: list[int]) -> tuple[int, Manifest]:
-    answer: Answer = engine.call(prefill, name, prompt)
+def read(engine, name, prompt):
+    answer = engine.call(prefill, name, prompt)
     (first,) = answer.tokens
     return first, manifest_of(answer)
 
 
-def groups(engine: Engine) -> tuple[CacheGroup, ...]:
-    found: tuple[CacheGroup, ...] = engine.connector._scheduler._groups
-    return found
+def groups(engine):
+    return engine.connector._scheduler._groups
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_handoff_gives_the_answer_of_one_engine(engine: EngineProcess, transport: str) -> None:
+def test_a_handoff_gives_the_answer_of_one_engine(engine, transport):
     engine.call(prefer, transport)
     kept, before = engine.call(groups), engine.call(free)
     assert len(kept) > 1
@@ -117,9 +109,7 @@ def test_a_handoff_gives_the_answer_of_one_engine(engine: EngineProcess, transpo
     assert engine.call(free) == before
 
 
-def go_on(
-    engine: Engine, prompt: list[int], expected: list[int], manifests: dict[int, Manifest]
-) -> list[int]:
+def go_on(engine, prompt, expected, manifests):
     """Continue after each of these numbers of tokens, all at once; return those with the expected answer."""
     answers = {}
     for count, manifest in manifests.items():
@@ -133,7 +123,7 @@ def go_on(
     ]
 
 
-def save_all(engine: Engine, prompt: list[int], expected: list[int]) -> dict[int, Manifest]:
+def save_all(engine, prompt, expected):
     """Prefill the prompt with each number of its answer's tokens, as after the loss of a decode worker."""
     answers = {}
     for count in range(1, len(expected)):
@@ -144,7 +134,7 @@ def save_all(engine: Engine, prompt: list[int], expected: list[int]) -> dict[int
     return {count: answer.saved.manifest for count, answer in answers.items()}
 
 
-def test_an_answer_can_continue_at_every_position(engine: EngineProcess) -> None:
+def test_an_answer_can_continue_at_every_position(engine):
     """Some are where a window passes a block, or where a block of full attention begins."""
     prompt = clear(engine, 50)
     expected = engine.call(generate, "whole", prompt, WRITTEN)
@@ -154,7 +144,7 @@ def test_an_answer_can_continue_at_every_position(engine: EngineProcess) -> None
     assert engine.call(go_on, prompt, expected, manifests) == list(range(1, WRITTEN))
 
 
-def save_beginning(engine: Engine, name: str, prompt: list[int]) -> Answer:
+def save_beginning(engine, name, prompt):
     """Save a prompt from the prefix cache, as a worker does for another worker's prefill."""
     answer = engine.add(name, prompt, 1, save_params(1, cached=True))
     engine.run(lambda: answer.saved is not None)
@@ -162,7 +152,7 @@ def save_beginning(engine: Engine, name: str, prompt: list[int]) -> Answer:
     return answer
 
 
-def prefill_behind(engine: Engine, name: str, prompt: list[int], beginning: Manifest) -> Answer:
+def prefill_behind(engine, name, prompt, beginning):
     """Load a prompt's beginning, compute the rest, and save all."""
     prefix = load_params(1, beginning.num_tokens, beginning, saved_as=beginning.request_id)
     answer = engine.add(name, prompt, 1, save_params(1, prefix=prefix))
@@ -171,9 +161,7 @@ def prefill_behind(engine: Engine, name: str, prompt: list[int], beginning: Mani
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_the_next_turn_loads_its_beginning_and_saves_it_with_the_rest(
-    windows: EngineProcess, transport: str
-) -> None:
+def test_the_next_turn_loads_its_beginning_and_saves_it_with_the_rest(windows, transport):
     windows.call(forget)
     windows.call(prefer, transport)
     kept = windows.call(groups)
@@ -182,7 +170,6 @@ def test_the_next_turn_loads_its_beginning_and_saves_it_with_the_rest(
     chat = clear(windows, 100, (*asked, *written))
     held = (len(asked) + len(written) - 1) // BLOCK_SIZE * BLOCK_SIZE  # the last token has no KV
     beginning = windows.call(save_beginning, f"{name}-prefix", chat[: held + 1])
-    assert beginning.saved is not None
     assert beginning.saved.manifest is not None, beginning.saved.problem
     windows.call(forget)
     expected = windows.call(generate, f"{name}-alone", chat, WRITTEN)
@@ -190,25 +177,23 @@ def test_the_next_turn_loads_its_beginning_and_saves_it_with_the_rest(
     first = windows.call(prefill_behind, name, chat, beginning.saved.manifest)
     loaded_of(first)
     assert (first.loaded.tokens, first.loaded.blocks) == (held + 1, num_records(kept, held + 1))
-    assert first.saved is not None
     assert first.saved.manifest is not None, first.saved.problem
     windows.call(forget)
     rest = windows.call(decode, name, chat, WRITTEN, first.saved.manifest, 1, first.tokens)
     assert first.tokens + rest.tokens == expected
 
 
-def test_a_prefix_of_a_state_cannot_be_saved(states: EngineProcess) -> None:
+def test_a_prefix_of_a_state_cannot_be_saved(states):
     prompt = clear(states, 100)
     states.call(generate, "known", prompt, WRITTEN)
     refused = states.call(save_beginning, "state-prefix", prompt)
-    assert refused.saved is not None
     assert refused.saved.problem is not None
     assert "NotCached" in str(refused.saved.problem)
     assert "a state has no beginning" in str(refused.saved.problem)
     assert not refused.tokens
 
 
-def test_cached_blocks_of_several_groups_are_not_pulled(windows: EngineProcess) -> None:
+def test_cached_blocks_of_several_groups_are_not_pulled(windows):
     """The missing blocks of each group are not adjacent, so there are several pulls."""
     windows.call(forget)
     start = language.prompt(99, 200)[: 3 * BLOCK_SIZE]
@@ -229,18 +214,17 @@ def test_cached_blocks_of_several_groups_are_not_pulled(windows: EngineProcess) 
         first, manifest = read(windows, "apart", prompt)
 
 
-def test_a_state_is_loaded_at_its_boundary_or_not_at_all(states: EngineProcess) -> None:
+def test_a_state_is_loaded_at_its_boundary_or_not_at_all(states):
     """If vLLM asks for one position before the end, nothing is loaded, and the answer is right."""
     prompt = clear(states, 60)
     expected = states.call(generate, "boundary-alone", prompt, WRITTEN)
     _, manifest = read(states, "boundary", prompt)
     answer = states.call(decode, "boundary", prompt, WRITTEN, manifest)
     assert answer.tokens == expected
-    assert answer.loaded is not None
     assert (answer.loaded.problem, answer.loaded.blocks) == (None, 0)
 
 
-def test_a_failed_load_ends_its_request_and_nothing_else(engine: EngineProcess) -> None:
+def test_a_failed_load_ends_its_request_and_nothing_else(engine):
     prompt = language.prompt(3, 100)
     _, manifest = read(engine, "spoilt", prompt)  # its epoch is 1
     engine.call(forget)
@@ -250,7 +234,7 @@ def test_a_failed_load_ends_its_request_and_nothing_else(engine: EngineProcess) 
 
 
 @pytest.fixture(params=[WINDOWS, STATES])
-def decoding(request: pytest.FixtureRequest) -> Iterator[tuple[EngineProcess, EngineProcess]]:
+def decoding(request):
     """A prefill engine and a decode engine."""
     prefilling = request.getfixturevalue("windows" if request.param == WINDOWS else "states")
     cached = {"enable_prefix_caching": True} if request.param == WINDOWS else {}
@@ -258,9 +242,7 @@ def decoding(request: pytest.FixtureRequest) -> Iterator[tuple[EngineProcess, En
         yield prefilling, engine
 
 
-def test_full_attention_is_pulled_early(
-    decoding: tuple[EngineProcess, EngineProcess],
-) -> None:
+def test_full_attention_is_pulled_early(decoding):
     """Windows and states come with the last step."""
     source, target = decoding
     kept, length = source.call(groups), 3 * 128 + 21
@@ -275,12 +257,10 @@ def test_full_attention_is_pulled_early(
         assert early is not None
         there = target.call(begin_decode, name, prompt, WRITTEN, early)
         first = source.call(end_prefill, name)
-        assert first.saved is not None
         assert first.saved.manifest is not None
         target.call(pulled, name, 1)
         answer = target.call(end_decode, name, first.tokens, first.saved.manifest)
         assert first.tokens + answer.tokens == expected
-        assert answer.loaded is not None
         assert answer.loaded.blocks == num_records(kept, length)
         record = early.shards[0].record_bytes
         assert 0 < there <= final_records(kept, length) * record

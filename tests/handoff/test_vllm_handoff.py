@@ -4,22 +4,16 @@ Here the decode side gets only the prompt, as in stock vLLM: it computes the pro
 must sample the same token as the prefill side.
 """
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from baton.handoff.channels import HandoffClient
 from baton.handoff.load.loader import State
 from baton.handoff.params import load_params, save_params
-from baton.handoff.reports import Loaded, Saved
-from baton.protos.handoff_pb2 import Manifest
+from baton.handoff.reports import Loaded
 from harness.engines import (
     BLOCK_SIZE,
-    Engine,
     EngineProcess,
     Options,
     begin_decode,
@@ -34,7 +28,7 @@ from harness.engines import (
     pulled,
 )
 from tests.handoff import checkpoints
-from tests.handoff.caches import EVERY, TRANSPORTS
+from tests.handoff.caches import EVERY, TRANSPORTS, released
 from tests.handoff.engines import (
     abort,
     forget,
@@ -53,50 +47,48 @@ pytestmark = pytest.mark.timeout(240)  # engines start within the first test of 
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
 
 
 @pytest.fixture(scope="module")
-def reader(model: Path) -> Iterator[EngineProcess]:
+def reader(model):
     """The prefill side; also answers alone, as the reference."""
     with EngineProcess(Options(model, "prefill", transports=EVERY)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def writer(model: Path, reader: EngineProcess) -> Iterator[EngineProcess]:
+def writer(model, reader):
     """The decode side, preferring shared memory. One engine starts at a time."""
     with EngineProcess(Options(model, "decode", cores="1", transports=EVERY)) as engine:
         yield engine
 
 
 @pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest, writer: EngineProcess) -> str:
-    name: str = request.param
+def transport(request, writer):
+    name = request.param
     writer.call(prefer, name)
     return name
 
 
 @pytest.fixture(autouse=True)
-def _own_prompts(request: pytest.FixtureRequest) -> None:
+def _own_prompts(request):
     """Give each test its own prompts, independent of other tests."""
     _drawn.seed(request.node.name)
 
 
-def prompt_of(length: int) -> list[int]:
+def prompt_of(length):
     return _drawn.choices(range(2, checkpoints.VOCAB), k=length)
 
 
-def clear_prompt_of(reader: EngineProcess, length: int, start: Sequence[int] = ()) -> list[int]:
+def clear_prompt_of(reader, length, start=()):
     """Return a prompt without near-ties, as two engines may not add in the same order."""
     return clear_prompt(reader, lambda: [*start, *prompt_of(length)], WRITTEN)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_two_engines_give_the_answer_of_one(
-    reader: EngineProcess, writer: EngineProcess, transport: str, length: int
-) -> None:
+def test_two_engines_give_the_answer_of_one(reader, writer, transport, length):
     prompt, name = clear_prompt_of(reader, length), f"equal-{length}-{transport}"
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
     manifest = read(reader, name, prompt)
@@ -113,21 +105,18 @@ def test_two_engines_give_the_answer_of_one(
     until_nothing_is_held(reader)
 
 
-def test_only_the_missing_blocks_are_pulled(reader: EngineProcess, writer: EngineProcess) -> None:
+def test_only_the_missing_blocks_are_pulled(reader, writer):
     start, name = prompt_of(3 * BLOCK_SIZE), "prefix"
     writer.call(generate, f"{name}-first", start + prompt_of(10), 1)
     prompt = clear_prompt_of(reader, 70, start)
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
     answer = writer.call(decode, name, prompt, WRITTEN, read(reader, name, prompt))
     assert answer.tokens == expected
-    assert answer.loaded is not None
     assert answer.loaded.blocks == -(-(len(prompt) - 1) // BLOCK_SIZE) - 3
     until_nothing_is_held(reader)
 
 
-def test_nothing_is_pulled_when_the_prefix_cache_has_it_all(
-    reader: EngineProcess, writer: EngineProcess
-) -> None:
+def test_nothing_is_pulled_when_the_prefix_cache_has_it_all(reader, writer):
     prompt = clear_prompt_of(reader, 2 * BLOCK_SIZE + 1)
     expected = writer.call(generate, "all-here", prompt, WRITTEN)
     answer = writer.call(decode, "all-there", prompt, WRITTEN, read(reader, "all-there", prompt))
@@ -136,7 +125,7 @@ def test_nothing_is_pulled_when_the_prefix_cache_has_it_all(
     until_nothing_is_held(reader)
 
 
-def test_a_prompt_whose_start_was_cached_is_saved_whole(reader: EngineProcess, writer: EngineProcess) -> None:
+def test_a_prompt_whose_start_was_cached_is_saved_whole(reader, writer):
     start = prompt_of(4 * BLOCK_SIZE)
     reader.call(generate, "cached-first", start, 1)
     prompt = clear_prompt_of(reader, 20, start)
@@ -145,15 +134,13 @@ def test_a_prompt_whose_start_was_cached_is_saved_whole(reader: EngineProcess, w
     until_nothing_is_held(reader)
 
 
-def read_many(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, Manifest]:
+def read_many(engine, prompts):
     answers = {name: engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()}
     engine.run()
     return {name: answer.saved.manifest for name, answer in answers.items()}
 
 
-def write_many(
-    engine: Engine, prompts: dict[str, list[int]], manifests: dict[str, Manifest]
-) -> dict[str, list[int]]:
+def write_many(engine, prompts, manifests):
     """Decode all at once, while another request runs."""
     engine.add("running", [5] * 40, 60)
     engine.run(until=lambda: len(engine.answers["running"].tokens) > 3)
@@ -166,7 +153,7 @@ def write_many(
     return {name: answer.tokens for name, answer in answers.items()}
 
 
-def test_many_loads_while_a_batch_is_running(reader: EngineProcess, writer: EngineProcess) -> None:
+def test_many_loads_while_a_batch_is_running(reader, writer):
     prompts = {
         f"many-{i}": clear_prompt_of(reader, length) for i, length in enumerate([40, 300, 33, 64, 129, 250])
     }
@@ -178,19 +165,19 @@ def test_many_loads_while_a_batch_is_running(reader: EngineProcess, writer: Engi
     until_nothing_is_held(reader)
 
 
-def abort_before_pulling(engine: Engine, name: str, prompt: list[int], manifest: Manifest) -> None:
+def abort_before_pulling(engine, name, prompt, manifest):
     engine.add(name, prompt, WRITTEN, load_params(1, manifest.num_tokens, manifest))
     engine.core.abort_requests([name])
     engine.run()
 
 
-def test_an_abort_before_the_pull_releases_the_source(reader: EngineProcess, writer: EngineProcess) -> None:
+def test_an_abort_before_the_pull_releases_the_source(reader, writer):
     prompt = prompt_of(100)
     writer.call(abort_before_pulling, "early", prompt, read(reader, "early", prompt))
     until_nothing_is_held(reader)
 
 
-def take_over(engine: Engine, name: str, prompt: list[int], manifest: Manifest) -> list[int]:
+def take_over(engine, name, prompt, manifest):
     """Between two steps, end an attempt and begin the next one of the same request."""
     first = engine.add(name, prompt, 50)
     engine.run(until=lambda: bool(first.tokens))
@@ -201,9 +188,7 @@ def take_over(engine: Engine, name: str, prompt: list[int], manifest: Manifest) 
     return second.tokens
 
 
-def test_the_end_of_an_attempt_does_not_stop_the_next_ones_load(
-    reader: EngineProcess, writer: EngineProcess
-) -> None:
+def test_the_end_of_an_attempt_does_not_stop_the_next_ones_load(reader, writer):
     prompt = clear_prompt_of(reader, 20)  # less than a block, so that the prefix cache keeps nothing
     expected = reader.call(generate, "again-alone", prompt, WRITTEN)
     manifest = reader.call(prefill, "again", prompt, 2).saved.manifest
@@ -211,7 +196,7 @@ def test_the_end_of_an_attempt_does_not_stop_the_next_ones_load(
     until_nothing_is_held(reader)
 
 
-def read_all(engine: Engine, prompts: dict[str, list[int]]) -> list[Saved]:
+def read_all(engine, prompts):
     """Prefill all at once; every prompt gets its token, saved or not."""
     answers = [engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()]
     engine.run()
@@ -219,7 +204,7 @@ def read_all(engine: Engine, prompts: dict[str, list[int]]) -> list[Saved]:
     return [answer.saved for answer in answers]
 
 
-def test_full_staging_is_reported_and_the_answer_still_comes(model: Path) -> None:
+def test_full_staging_is_reported_and_the_answer_still_comes(model):
     with EngineProcess(Options(model, "small", cores="0", handoff={"staging_mib": 1})) as small:
         saved = small.call(read_all, {f"full-{i}": prompt_of(300) for i in range(5)})
         kept = [one.manifest for one in saved if one.manifest is not None]
@@ -228,15 +213,13 @@ def test_full_staging_is_reported_and_the_answer_still_comes(model: Path) -> Non
             "StagingFull"
         ] * 2
         client = HandoffClient()
-        assert all(client.release(manifest) for manifest in kept)
+        assert all(released(client, manifest) for manifest in kept)
         client.close()
         (later,) = small.call(read_all, {"later": prompt_of(300)})
         assert later.problem is None
 
 
-def test_a_quantised_handoff_gives_nearly_the_same_answer_and_an_unquantised_one_is_loaded_too(
-    model: Path, reader: EngineProcess
-) -> None:
+def test_a_quantised_handoff_gives_nearly_the_same_answer_and_an_unquantised_one_is_loaded_too(model, reader):
     """One engine is both ends; `reader` sends KV as it is."""
     wire = {"kv_wire_dtype": "int8"}
     own = {"enable_prefix_caching": False}
@@ -246,7 +229,7 @@ def test_a_quantised_handoff_gives_nearly_the_same_answer_and_an_unquantised_one
             quantised.call(prefer, transport)
             prompt, name = clear_prompt_of(reader, 300), f"quantised-{transport}"
             as_it_is = read(reader, name, prompt)
-            HandoffClient().release(as_it_is)
+            released(HandoffClient(), as_it_is)
             manifest = read(quantised, name, prompt)
             assert (manifest.wire_dtype, as_it_is.wire_dtype) == ("int8", "auto")
             assert manifest.compatibility_hash == as_it_is.compatibility_hash
@@ -269,19 +252,16 @@ def test_a_quantised_handoff_gives_nearly_the_same_answer_and_an_unquantised_one
 STEP = 128  # tokens
 
 
-def begin(reader: EngineProcess, name: str, prompt: list[int]) -> Manifest:
+def begin(reader, name, prompt):
     """Prefill one step of a longer prompt."""
     reader.call(forget)
     early = reader.call(begin_prefill, name, prompt)
-    assert early is not None
     assert (early.num_tokens, early.saved_at_s) == (len(prompt), 0)
     return early
 
 
 @pytest.mark.parametrize("length", [STEP + 1, 2 * STEP, 300])
-def test_a_prompt_is_pulled_while_it_is_prefilled(
-    reader: EngineProcess, writer: EngineProcess, transport: str, length: int
-) -> None:
+def test_a_prompt_is_pulled_while_it_is_prefilled(reader, writer, transport, length):
     prompt, name = clear_prompt_of(reader, length), f"stream-{length}-{transport}"
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
     early = begin(reader, name, prompt)
@@ -302,7 +282,7 @@ def test_a_prompt_is_pulled_while_it_is_prefilled(
     until_nothing_is_held(reader)
 
 
-def test_an_aborted_prefill_ends_the_early_pull(reader: EngineProcess, writer: EngineProcess) -> None:
+def test_an_aborted_prefill_ends_the_early_pull(reader, writer):
     prompt, name = prompt_of(300), "given-up"
     before = reader.call(free), writer.call(free)
     early = begin(reader, name, prompt)
@@ -317,9 +297,7 @@ def test_an_aborted_prefill_ends_the_early_pull(reader: EngineProcess, writer: E
     assert (reader.call(free), writer.call(free)) == before
 
 
-def test_a_cancelled_early_pull_does_not_affect_the_prefill(
-    reader: EngineProcess, writer: EngineProcess
-) -> None:
+def test_a_cancelled_early_pull_does_not_affect_the_prefill(reader, writer):
     prompt, name = clear_prompt_of(reader, 300), "left"
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
     before = writer.call(free)

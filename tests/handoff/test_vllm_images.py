@@ -3,19 +3,15 @@
 WHOLE_TABLE=1 runs all families.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 
 from baton.handoff.params import load_params, save_params
 from baton.handoff.vllm.ec_connector import IMAGE_LOST
 from baton.services.engine.patches import failed_step
-from harness.architectures.registry import VISIONS, Architecture
-from harness.engines import Engine, EngineProcess
+from harness.architectures.registry import VISIONS
+from harness.engines import EngineProcess
 from harness.seeing import cold, metadata, options, preempt, prompt
 
 WRITTEN = 10
@@ -26,12 +22,12 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest) -> Architecture:
+def model(request):
     return VISIONS[request.param]
 
 
 @pytest.fixture(scope="module")
-def engine(model: Architecture) -> Iterator[EngineProcess]:
+def engine(model):
     with EngineProcess(options(model, "both")) as one:
         yield one
 
@@ -41,16 +37,15 @@ def engine(model: Architecture) -> Iterator[EngineProcess]:
 _names = iter(range(1_000_000))
 
 
-def whole(features: Sequence[Any]) -> Sequence[Any]:
+def whole(features):
     return features
 
 
-def nothing(_: Sequence[Any]) -> Sequence[Any]:
+def nothing(_):
     return ()
 
 
-def alone(engine: Engine, mark: str, seeds: Sequence[int]) -> list[int]:
-    """Answer without a handoff."""
+def alone(engine, mark, seeds):
     ids, features = prompt(engine, mark, seeds)
     answer = engine.add(f"alone-{next(_names)}", ids, WRITTEN, features=features)
     engine.run()
@@ -58,7 +53,7 @@ def alone(engine: Engine, mark: str, seeds: Sequence[int]) -> list[int]:
     return answer.tokens
 
 
-def handed_over(engine: Engine, mark: str, seeds: Sequence[int], how: Any, *, keep: bool = False) -> Any:
+def handed_over(engine, mark, seeds, how, *, keep=False):
     """Prefill and continue from saved KV. Return the tokens, how many were loaded, the prompt's length."""
     ids, features = prompt(engine, mark, seeds)
     name = f"handed-{next(_names)}"
@@ -75,7 +70,7 @@ def handed_over(engine: Engine, mark: str, seeds: Sequence[int], how: Any, *, ke
     return first.tokens + rest.tokens, rest.loaded.tokens, len(ids)
 
 
-def behind_another(engine: Engine, mark: str, how: Any) -> list[int]:
+def behind_another(engine, mark, how):
     """Hand B over to an engine that already has A, in a prompt that differs in nothing else."""
     saved = {}
     for seed in (A, B):
@@ -93,7 +88,7 @@ def behind_another(engine: Engine, mark: str, how: Any) -> list[int]:
     return one.tokens + rest.tokens
 
 
-def without_image(engine: Engine, mark: str) -> Any:
+def without_image(engine, mark):
     """Run a request whose image is neither available nor in the KV cache, and another one beside it."""
     ids, features = prompt(engine, mark, [A])
     beside = engine.add(f"beside-{next(_names)}", prompt(engine, mark, [])[0], WRITTEN)
@@ -104,7 +99,7 @@ def without_image(engine: Engine, mark: str) -> Any:
     return lost, getattr(request, IMAGE_LOST), features[0].identifier, beside.tokens
 
 
-def preempted(engine: Engine, mark: str, how: Any) -> Any:
+def preempted(engine, mark, how):
     """Preempt a request some tokens after its handoff, with cold caches. Return its tokens and end."""
     ids, features = prompt(engine, mark, [A, B])
     name = f"preempted-{next(_names)}"
@@ -120,7 +115,7 @@ def preempted(engine: Engine, mark: str, how: Any) -> Any:
     return first.tokens + rest.tokens, rest.finish_reason
 
 
-def preempted_behind_a_hit(engine: Engine, mark: str) -> list[int]:
+def preempted_behind_a_hit(engine, mark):
     """Preempt a request whose prompt came from the prefix cache, so that its images were not needed."""
     ids, features = prompt(engine, mark, [A, B])
     engine.add(f"warm-{next(_names)}", ids, 1, features=features)
@@ -133,7 +128,7 @@ def preempted_behind_a_hit(engine: Engine, mark: str) -> list[int]:
     return answer.tokens
 
 
-def behind_a_failed_step(engine: Engine, mark: str) -> list[int]:
+def behind_a_failed_step(engine, mark):
     """Answer about an image that a step scheduled, and did not encode, because it failed."""
     ids, features = prompt(engine, mark, [A])
     recovery, executor = failed_step.FailedStep(engine.core), engine.core.model_executor
@@ -150,16 +145,14 @@ def behind_a_failed_step(engine: Engine, mark: str) -> list[int]:
 
 
 @pytest.mark.parametrize("seeds", [[A], [A, B], [B, A], [A, A]], ids=["A", "AB", "BA", "AA"])
-def test_metadata_are_enough_behind_the_kv(
-    engine: EngineProcess, model: Architecture, seeds: list[int]
-) -> None:
+def test_metadata_are_enough_behind_the_kv(engine, model, seeds):
     expected = engine.call(alone, model.mark, seeds)
     tokens, loaded, length = engine.call(handed_over, model.mark, seeds, metadata)
     assert tokens == expected
     assert loaded == length
 
 
-def test_answers_depend_on_the_images(engine: EngineProcess, model: Architecture) -> None:
+def test_answers_depend_on_the_images(engine, model):
     asked = ([], [A], [B], [A, B], [B, A], [A, A])
     answers = [tuple(engine.call(alone, model.mark, seeds)) for seeds in asked]
     if model.dtype == "bfloat16":  # rounding may make some answers equal
@@ -168,7 +161,7 @@ def test_answers_depend_on_the_images(engine: EngineProcess, model: Architecture
         assert len(set(answers)) == len(asked)
 
 
-def test_lost_metadata_would_be_noticed(engine: EngineProcess, model: Architecture) -> None:
+def test_lost_metadata_would_be_noticed(engine, model):
     """Without metadata, positions are wrong: the tests above are not equal by luck."""
     if model.name not in ("qwen2.5-vl", "qwen3-vl"):
         pytest.skip("its positions do not depend on images, or its random weights ignore them")
@@ -176,7 +169,7 @@ def test_lost_metadata_would_be_noticed(engine: EngineProcess, model: Architectu
     assert engine.call(handed_over, model.mark, [A], nothing)[0] != expected
 
 
-def test_an_image_is_not_taken_for_another(engine: EngineProcess, model: Architecture) -> None:
+def test_an_image_is_not_taken_for_another(engine, model):
     """Equal tokens, other image: the KV blocks must have other names at the decode side, too."""
     expected = engine.call(alone, model.mark, [B])
     assert engine.call(behind_another, model.mark, metadata) == expected
@@ -184,14 +177,14 @@ def test_an_image_is_not_taken_for_another(engine: EngineProcess, model: Archite
         assert engine.call(behind_another, model.mark, nothing) != expected, "the test notices nothing"
 
 
-def test_a_request_without_its_image_fails_alone(engine: EngineProcess, model: Architecture) -> None:
+def test_a_request_without_its_image_fails_alone(engine, model):
     expected = engine.call(alone, model.mark, [])
     answer, lost, identifier, beside = engine.call(without_image, model.mark)
     assert (answer.tokens, answer.finish_reason, lost) == ([], "error", identifier)
     assert beside == expected
 
 
-def test_a_preempted_request(engine: EngineProcess, model: Architecture) -> None:
+def test_a_preempted_request(engine, model):
     rounds = model.dtype == "bfloat16"  # what follows tokens that are computed again may then differ
     expected = engine.call(alone, model.mark, [A, B])
     tokens, end = engine.call(preempted, model.mark, whole)
@@ -205,6 +198,6 @@ def test_a_preempted_request(engine: EngineProcess, model: Architecture) -> None
         assert engine.call(preempted_behind_a_hit, model.mark) == expected
 
 
-def test_an_image_of_a_failed_step_is_encoded_anew(engine: EngineProcess, model: Architecture) -> None:
+def test_an_image_of_a_failed_step_is_encoded_anew(engine, model):
     expected = engine.call(alone, model.mark, [A])
     assert engine.call(behind_a_failed_step, model.mark) == expected

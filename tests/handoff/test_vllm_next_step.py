@@ -1,28 +1,14 @@
 """A request that waits for KV runs in the next step once everything is here."""
 
-from __future__ import annotations
-
 import random
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from baton.handoff.load.loader import State
 from baton.handoff.params import load_params
-from baton.protos.handoff_pb2 import Manifest
-from harness.engines import (
-    BLOCK_SIZE,
-    CALL_S,
-    Engine,
-    EngineProcess,
-    Options,
-    generate,
-    prefill,
-    queue_batches,
-)
+from harness.engines import BLOCK_SIZE, CALL_S, EngineProcess, Options, generate, prefill, queue_batches
 from tests.handoff import checkpoints
 from tests.handoff.engines import loaded_of, manifest_of, rank, release, watched
 
@@ -33,7 +19,7 @@ pytestmark = pytest.mark.timeout(240)  # an engine starts within the first test
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+def engine(tmp_path_factory):
     """An engine that hands over to itself."""
     model = checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
     settings = {"dtype": "float32", "enable_prefix_caching": False}
@@ -42,26 +28,26 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
         yield started
 
 
-def prompt_of(name: str) -> list[int]:
+def prompt_of(name):
     return random.Random(name).choices(range(2, checkpoints.VOCAB), k=LENGTH)
 
 
 # Runs in the engine's process.
 
 
-def install(engine: Engine) -> None:
+def install(engine):
     """Apply the worker's patch that delays reservations."""
     from baton.services.engine.patches import early_loads
 
     early_loads.install(engine.core)
 
 
-def state(name: str) -> State | None:
+def state(name):
     load = rank().loader._loads.get((name, 1))
     return load.state if load is not None else None
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition):
     """Wait without a step."""
     deadline = time.monotonic() + CALL_S / 2
     while not condition():
@@ -69,18 +55,16 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def reserve(engine: Engine, name: str, prompt: list[int]) -> None:
+def reserve(engine, name, prompt):
     engine.add(name, prompt, WRITTEN, load_params(1, len(prompt), saved_as=f"{name}-read"))
 
 
-def saved(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], Manifest]:
+def saved(engine, name, prompt):
     kept = prefill(engine, f"{name}-read", prompt)
     return kept.tokens, manifest_of(kept)
 
 
-def go_on(
-    engine: Engine, name: str, prompt: list[int], depth: int, last: str
-) -> tuple[list[int], list[bool]]:
+def go_on(engine, name, prompt, depth, last):
     """Resume a request while another one runs. last: whether its KV or its token comes last.
 
     Returns its tokens, and whether it took part in each of the next steps.
@@ -98,7 +82,7 @@ def go_on(
     else:
         engine.resume(name, tokens, manifest)
         until(lambda: state(name) is None)
-    seen: list[set[str]] = []
+    seen = []
     with watched(engine, lambda output: seen.append(set(output.num_scheduled_tokens))):
         engine.run(lambda: len(seen) >= 2)
     engine.core.abort_requests([f"{name}-beside"])
@@ -107,7 +91,7 @@ def go_on(
     return tokens + engine.answers[name].tokens, [name in one for one in seen[:2]]
 
 
-def in_order(engine: Engine, name: str, prompt: list[int], order: str) -> list[int]:
+def in_order(engine, name, prompt, order):
     """Let the messages of a handoff arrive in this order."""
     tokens, manifest = saved(engine, name, prompt)
     reserve(engine, name, prompt)
@@ -125,7 +109,7 @@ def in_order(engine: Engine, name: str, prompt: list[int], order: str) -> list[i
     return tokens + answer.tokens
 
 
-def preempted(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], int]:
+def preempted(engine, name, prompt):
     tokens, manifest = saved(engine, name, prompt)
     reserve(engine, name, prompt)
     engine.step()
@@ -138,7 +122,7 @@ def preempted(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], 
     return tokens + answer.tokens, request.num_preemptions
 
 
-def given_up(engine: Engine, name: str, prompt: list[int], at: str) -> tuple[int, int, str]:
+def given_up(engine, name, prompt, at):
     """Abort a request; return the free blocks before and after it, and its load's problem."""
     tokens, manifest = saved(engine, name, prompt)
     before = engine.free_blocks
@@ -171,12 +155,12 @@ class Growth:
     lookups: int = 0  # lookups in the prefix cache by then
 
 
-def is_waiting(engine: Engine, name: str) -> bool:
+def is_waiting(engine, name):
     """Return whether a request waits without blocks."""
     return any(one.request_id == name for one in engine.core.scheduler.waiting)
 
 
-def tight(engine: Engine, name: str, prompt: list[int], word: str) -> Growth:
+def tight(engine, name, prompt, word):
     """Let an answer grow while few blocks are free, until the source of a waiting request sends something.
 
     word: its first message
@@ -189,7 +173,7 @@ def tight(engine: Engine, name: str, prompt: list[int], word: str) -> Growth:
     taken = manager.block_pool.get_new_blocks(engine.free_blocks - -(-len(prompt) // BLOCK_SIZE) - 1)
     lookups, look = list[str](), manager.get_computed_blocks
 
-    def noting(one: Any) -> Any:
+    def noting(one):
         lookups.append(one.request_id)
         return look(one)
 
@@ -219,7 +203,7 @@ def tight(engine: Engine, name: str, prompt: list[int], word: str) -> Growth:
 
 @pytest.mark.parametrize("last", ["token", "KV"])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_it_decodes_in_the_very_next_step(engine: EngineProcess, depth: int, last: str) -> None:
+def test_it_decodes_in_the_very_next_step(engine, depth, last):
     """With several steps in flight, it decodes in the next one that is scheduled."""
     name = f"next-{depth}-{last}"
     prompt = prompt_of(name)
@@ -240,14 +224,14 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_messages_of_a_handoff_may_come_in_any_order(engine: EngineProcess, order: str) -> None:
+def test_the_messages_of_a_handoff_may_come_in_any_order(engine, order):
     name = order.replace(", ", "-")
     prompt = prompt_of(name)
     expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)
     assert engine.call(in_order, name, prompt, order) == expected
 
 
-def test_a_preempted_request_is_recomputed(engine: EngineProcess) -> None:
+def test_a_preempted_request_is_recomputed(engine):
     prompt = prompt_of("preempted")
     expected = engine.call(generate, "preempted-alone", prompt, WRITTEN)
     assert engine.call(preempted, "preempted", prompt) == (expected, 1)
@@ -256,14 +240,14 @@ def test_a_preempted_request_is_recomputed(engine: EngineProcess) -> None:
 @pytest.mark.parametrize(
     ("at", "end"), [("wished", ""), ("reserved", "PullCancelled"), ("held", "None"), ("told", "None")]
 )
-def test_an_aborted_request_leaves_nothing(engine: EngineProcess, at: str, end: str) -> None:
+def test_an_aborted_request_leaves_nothing(engine, at, end):
     before, after, problem = engine.call(given_up, f"given-up-{at}", prompt_of(at), at)
     assert before == after
     assert problem.split(":")[0] == end
 
 
 @pytest.mark.parametrize("word", ["begun", "complete"])
-def test_waiting_for_a_source_leaves_blocks_to_running_answers(engine: EngineProcess, word: str) -> None:
+def test_waiting_for_a_source_leaves_blocks_to_running_answers(engine, word):
     name = f"tight-{word}"
     prompt = prompt_of(name)
     expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)

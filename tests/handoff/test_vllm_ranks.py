@@ -1,10 +1,7 @@
 """An engine whose ranks are separate processes hands over to itself."""
 
-from __future__ import annotations
-
 import random
 import ssl
-from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -27,17 +24,12 @@ ENGINE = {
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_each_rank_serves_and_pulls_its_own_shard_with_its_workers_certificate(tmp_path: Path) -> None:
+def test_each_rank_serves_and_pulls_its_own_shard_with_its_workers_certificate(tmp_path):
     model = checkpoints.qwen2(tmp_path / "qwen2")
     folder = tmp_path / "identity"
     identity.write(folder, Authority.create(tmp_path / "ca").issue(Name("test", Role.WORKER, "both")))
     secured = Options(
-        model,
-        "both",
-        cores="0|1",
-        transports=("tcp",),
-        handoff={"identity": str(folder)},
-        engine=ENGINE,
+        model, "both", cores="0|1", transports=("tcp",), handoff={"identity": str(folder)}, engine=ENGINE
     )
     with EngineProcess(secured) as engine:
         draw = random.Random(300)

@@ -1,25 +1,18 @@
 """Handoffs between engines with one pipeline stage and with two give the same answers as one engine.
 
-WHOLE_TABLE=1 runs all models with 20 prompts each, as the table in docs/handoff-wire.md does.
+WHOLE_TABLE=1 runs all models with 20 prompts each, as docs/handoff-wire.md says.
 """
-
-from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
 from baton.handoff.params import load_params, save_params
-from baton.protos.handoff_pb2 import Manifest
 from harness.architectures import language
 from harness.architectures.registry import ARCHITECTURES
 from harness.engines import (
     BLOCK_SIZE,
-    Answer,
-    Engine,
     EngineProcess,
     Options,
     begin_decode,
@@ -48,18 +41,14 @@ MLA = {"attention_backend": "CPU_MLA", "block_size": 16}
 pytestmark = pytest.mark.timeout(300)
 
 
-def divide(layers: str) -> None:
+def divide(layers):
     os.environ["VLLM_PP_LAYER_PARTITION"] = layers
 
 
-def options(name: str, worker_id: str, layers: str = "") -> Options:
+def options(name, worker_id, layers=""):
     """An engine without the architecture's drafter. layers: the number of each stage's layers."""
     model = ARCHITECTURES[name]
-    own: dict[str, Any] = {
-        "dtype": model.dtype,
-        "enable_prefix_caching": False,
-        "kv_cache_memory_bytes": 1 << 26,
-    }
+    own = {"dtype": model.dtype, "enable_prefix_caching": False, "kv_cache_memory_bytes": 1 << 26}
     own |= model.engine | (MLA if "deepseek" in name else {}) | (STAGES if layers else {})
     return Options(
         model.target(model.checkpoint()),
@@ -70,19 +59,18 @@ def options(name: str, worker_id: str, layers: str = "") -> Options:
     )
 
 
-def compatibility(engine: Engine) -> tuple[str, Mapping[str, str]]:
-    return engine.connector.compatibility_hash, dict(engine.connector.facts)
+def compatibility(engine):
+    side = engine.connector.scheduler_side
+    return side.compatibility_hash, dict(side.facts)
 
 
-def read_all(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, tuple[int, Manifest]]:
+def read_all(engine, prompts):
     answers = {name: engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()}
     engine.run()
     return {name: (answer.tokens[0], manifest_of(answer)) for name, answer in answers.items()}
 
 
-def write_all(
-    engine: Engine, prompts: dict[str, list[int]], saved: Mapping[str, tuple[int, Manifest]]
-) -> dict[str, Answer]:
+def write_all(engine, prompts, saved):
     """Continue after the saved first tokens, or answer alone."""
     for name, prompt in prompts.items():
         if name in saved:
@@ -96,7 +84,7 @@ def write_all(
 
 
 @pytest.mark.parametrize(("name", "most", "layers"), list(MODELS.values()), ids=list(MODELS))
-def test_stages_hand_over_to_any_stages(name: str, most: int, layers: str) -> None:
+def test_stages_hand_over_to_any_stages(name, most, layers):
     """most: tokens of the longest prompt; 0: the architecture's own prompts, which are clear in its dtype."""
     if most:
         drawn = [language.prompt(n, most)[-(20 + (most - 20) * n // COUNT) :] for n in range(COUNT)]
@@ -129,13 +117,10 @@ def test_stages_hand_over_to_any_stages(name: str, most: int, layers: str) -> No
             )
 
 
-def test_stages_are_pulled_early() -> None:
+def test_stages_are_pulled_early():
     """The first step's records of both stages, and the second step's of the first stage, which is ahead."""
     prompt, name = language.prompt(1, 600)[-300:], "early"
-    with (
-        EngineProcess(options("eagle", "one")) as one,
-        EngineProcess(options("eagle", "two", "3,3")) as two,
-    ):
+    with EngineProcess(options("eagle", "one")) as one, EngineProcess(options("eagle", "two", "3,3")) as two:
         expected = one.call(write_all, {"alone": prompt}, {})["alone"].tokens
         early = two.call(begin_prefill, name, prompt)
         assert early is not None

@@ -1,23 +1,15 @@
 """Handoffs between engines with one rank and with two give the same answers as one engine."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from baton.handoff.params import load_params, save_params
-from baton.protos.handoff_pb2 import Manifest
 from harness.architectures.experts import deepseek_v3
 from harness.engines import (
     BLOCK_SIZE,
-    Answer,
-    Engine,
     EngineProcess,
     Options,
     begin_decode,
@@ -33,7 +25,7 @@ WRITTEN = 12
 STEP = 128  # tokens
 RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 # float32, because two ranks add in another order, and no answer may depend on the last bit
-OWN: dict[str, Any] = {"dtype": "float32", "enable_prefix_caching": False}
+OWN = {"dtype": "float32", "enable_prefix_caching": False}
 MLA = {
     "attention_backend": "CPU_MLA",
     "block_size": 16,
@@ -53,22 +45,20 @@ class Pair:
 
 
 @contextmanager
-def pair(options: Options) -> Iterator[Pair]:
+def pair(options):
     two = Options(**vars(options) | {"worker_id": "two", "cores": "0|1", "engine": options.engine | RANKS})
     with EngineProcess(options) as one, EngineProcess(two) as other:
         yield Pair(one, other)
 
 
-def read_all(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, Manifest]:
+def read_all(engine, prompts):
     answers = {name: engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()}
     engine.run()
     return {name: manifest_of(answer) for name, answer in answers.items()}
 
 
-def write_all(
-    engine: Engine, prompts: dict[str, list[int]], manifests: dict[str, Manifest] | None
-) -> dict[str, Answer]:
-    def params(name: str) -> Any:
+def write_all(engine, prompts, manifests):
+    def params(name):
         return load_params(1, manifests[name].num_tokens, manifests[name]) if manifests is not None else None
 
     for name, prompt in prompts.items():
@@ -77,7 +67,7 @@ def write_all(
     return {name: engine.answers[name] for name in prompts}
 
 
-def hand_over(made: Pair, draw: Sequence[list[int]]) -> list[Answer]:
+def hand_over(made, draw):
     """Prefill on each and decode on the other; check and return the answers."""
     expected = made.one.call(write_all, {f"alone-{n}": prompt for n, prompt in enumerate(draw)}, None)
     found = []
@@ -96,7 +86,7 @@ def hand_over(made: Pair, draw: Sequence[list[int]]) -> list[Answer]:
     return found
 
 
-def test_heads_of_a_model_and_its_drafter_are_joined_and_cut(tmp_path: Path) -> None:
+def test_heads_of_a_model_and_its_drafter_are_joined_and_cut(tmp_path):
     model, drafter = checkpoints.qwen2(tmp_path / "qwen2"), checkpoints.eagle(tmp_path / "eagle")
     draw = random.Random(1)
     prompts = [draw.choices(range(2, checkpoints.VOCAB), k=length) for length in range(33, 333, 45)]
@@ -117,7 +107,7 @@ def test_heads_of_a_model_and_its_drafter_are_joined_and_cut(tmp_path: Path) -> 
         assert made.two.call(held) == (0, 0)
 
 
-def test_a_latent_that_all_ranks_have_is_pulled_once(tmp_path: Path) -> None:
+def test_a_latent_that_all_ranks_have_is_pulled_once(tmp_path):
     model = tmp_path / "deepseek"
     deepseek_v3(model)
     draw = random.Random(1)

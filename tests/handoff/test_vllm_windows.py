@@ -4,19 +4,13 @@ The prefill side's staging has 31 slots and its cache 63 blocks. It has no prefi
 time is gone.
 """
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from baton.handoff.params import save_params
-from baton.protos.handoff_pb2 import Manifest
 from harness.engines import (
     BLOCK_SIZE,
-    Answer,
     Engine,
     EngineProcess,
     Options,
@@ -42,67 +36,65 @@ pytestmark = pytest.mark.timeout(240)  # engines start within the first test of 
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
 
 
 @pytest.fixture(scope="module")
-def reader(model: Path) -> Iterator[EngineProcess]:
-    """The prefill side; also answers alone, as the reference."""
+def reader(model):
     handoff = {"staging_mib": 1, "lease_s": 300}  # nobody renews here
     with EngineProcess(Options(model, "prefill", cores="0", handoff=handoff, **SMALL)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def writer(model: Path, reader: EngineProcess) -> Iterator[EngineProcess]:
-    """The decode side."""
+def writer(model, reader):
     options = Options(model, "decode", cores="1", engine={"enable_prefix_caching": False})
     with EngineProcess(options) as engine:
         yield engine
 
 
 @pytest.fixture(params=["shm", "tcp"])
-def transport(request: pytest.FixtureRequest, writer: EngineProcess) -> str:
-    name: str = request.param
+def transport(request, writer):
+    name = request.param
     writer.call(prefer, name)
     return name
 
 
-def prompt_of(name: str, length: int) -> list[int]:
+def prompt_of(name, length):
     """A prompt that depends only on its name and length."""
     return random.Random(f"{name}-{length}").choices(range(2, checkpoints.VOCAB), k=length)
 
 
-def clear(reader: EngineProcess, name: str, length: int) -> list[int]:
+def clear(reader, name, length):
     draw = random.Random(f"{name}-{length}")
     return clear_prompt(reader, lambda: draw.choices(range(2, checkpoints.VOCAB), k=length), WRITTEN)
 
 
-def end(engine: Engine, name: str) -> Answer:
+def end(engine, name):
     """Run until a request ends, although its blocks may still be kept."""
     answer = engine.answers[name]
     engine.run(lambda: answer.finish_reason is not None)
     return answer
 
 
-def prefill(engine: Engine, name: str, prompt: list[int]) -> Answer:
+def prefill(engine, name, prompt):
     engine.add(name, prompt, 1, save_params(1))
     return end(engine, name)
 
 
-def left(engine: Engine) -> tuple[int, int, int]:
+def left(engine):
     """Step; return the free blocks, and the staged handoffs and bytes."""
     engine.step()
-    staged = engine.connector.staged()
+    staged = engine.connector.scheduler_side.staged()
     return engine.free_blocks, staged.handoffs, staged.bytes
 
 
-def until_free(engine: EngineProcess) -> None:
+def until_free(engine):
     until(lambda: engine.call(left) == (CACHE_BLOCKS - 1, 0, 0), "a handoff stayed pinned")
 
 
-def windowed(answer: Answer, length: int) -> Manifest:
+def windowed(answer, length):
     manifest = manifest_of(answer)
     assert manifest.num_blocks == -(-length // BLOCK_SIZE)
     assert manifest.shards[0].slots < manifest.num_blocks / 2
@@ -110,9 +102,7 @@ def windowed(answer: Answer, length: int) -> Manifest:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_whole_handoff_goes_through_a_window(
-    reader: EngineProcess, writer: EngineProcess, transport: str, length: int
-) -> None:
+def test_a_whole_handoff_goes_through_a_window(reader, writer, transport, length):
     name = f"whole-{length}-{transport}"
     prompt = clear(reader, name, length)
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
@@ -130,14 +120,11 @@ def test_a_whole_handoff_goes_through_a_window(
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_an_early_pull_goes_through_a_window(
-    reader: EngineProcess, writer: EngineProcess, transport: str, length: int
-) -> None:
+def test_an_early_pull_goes_through_a_window(reader, writer, transport, length):
     name = f"early-{length}-{transport}"
     prompt = clear(reader, name, length)
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
     early = reader.call(begin_prefill, name, prompt)
-    assert early is not None
     record = early.shards[0].record_bytes
     there = writer.call(begin_decode, name, prompt, WRITTEN, early)
     first = reader.call(end, name)
@@ -151,7 +138,7 @@ def test_an_early_pull_goes_through_a_window(
     until_free(reader)
 
 
-def preempt(engine: Engine, name: str, prompt: list[int], others: Sequence[list[int]]) -> int:
+def preempt(engine, name, prompt, others):
     """Prefill with a preemption, then let other requests use the free blocks; return their number."""
     answer = engine.add(name, prompt, 1, save_params(1))
     for _ in range(4):
@@ -166,9 +153,7 @@ def preempt(engine: Engine, name: str, prompt: list[int], others: Sequence[list[
     return free
 
 
-def test_a_preempted_prompt_hands_over_its_recomputed_kv(
-    reader: EngineProcess, writer: EngineProcess
-) -> None:
+def test_a_preempted_prompt_hands_over_its_recomputed_kv(reader, writer):
     """Other requests get blocks that waited for slots."""
     name = "preempted"
     prompt = clear(reader, name, 700)
@@ -182,9 +167,7 @@ def test_a_preempted_prompt_hands_over_its_recomputed_kv(
     until_free(reader)
 
 
-def test_an_aborted_prefill_frees_blocks_that_wait_for_slots(
-    reader: EngineProcess, writer: EngineProcess
-) -> None:
+def test_an_aborted_prefill_frees_blocks_that_wait_for_slots(reader, writer):
     name = "given-up"
     prompt = prompt_of(name, 1010)
     early = reader.call(begin_prefill, name, prompt)
@@ -195,24 +178,20 @@ def test_an_aborted_prefill_frees_blocks_that_wait_for_slots(
     until_free(reader)
     answer = writer.call(decode, name, prompt, WRITTEN, early)
     assert answer.finish_reason == "error"
-    assert answer.loaded is not None
     assert str(answer.loaded.problem).startswith(("LeaseExpired: ", "UnknownHandoff: "))
 
 
-def steps(engine: Engine, name: str, prompt: list[int]) -> tuple[int, str, list[int]]:
+def steps(engine, name, prompt):
     """Prefill; return the number of steps, the save's problem, and the token."""
     answer = engine.add(name, prompt, 1, save_params(1))
     count = 0
     while answer.finish_reason is None:
         engine.step()
         count += 1
-    assert answer.saved is not None
     return count, str(answer.saved.problem), answer.tokens
 
 
-def test_a_save_that_is_not_pulled_slows_no_other_prompt(
-    reader: EngineProcess, writer: EngineProcess
-) -> None:
+def test_a_save_that_is_not_pulled_slows_no_other_prompt(reader, writer):
     prompt = clear(reader, "beside", 700)
     expected = reader.call(generate, "beside-alone", prompt, WRITTEN)
     slow = reader.call(prefill, "slow", prompt_of("slow", 700)).saved
@@ -221,13 +200,11 @@ def test_a_save_that_is_not_pulled_slows_no_other_prompt(
     short = reader.call(steps, "short", prompt_of("short", 100))
     assert short[:2] == (1, "None")
     manifest = reader.call(end, "beside").saved
-    assert manifest is not None
     answer = writer.call(decode, "beside", prompt, WRITTEN, manifest.manifest, 1, expected[:1])
     assert expected[:1] + answer.tokens == expected
     _, handoffs, _ = reader.call(left)
     assert handoffs == 2  # those of the slow and the short prompt
     for name in ("slow", "short"):
         saved = reader.call(end, name).saved
-        assert saved is not None
         reader.call(release, saved.manifest)
     until_free(reader)

@@ -1,17 +1,13 @@
 """Layers outside src: tests may import harness and bench, bench may import harness, never the reverse."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from harness.support import ROOT
 
 
-def imported(file: Path) -> Iterator[str]:
+def imported(file):
     """Yield the first name of each absolute import, those inside functions included."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -21,7 +17,7 @@ def imported(file: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("folder", "above"), [("harness", {"bench", "tests"}), ("bench", {"tests"})])
-def test_nothing_above_is_imported(folder: str, above: set[str]) -> None:
+def test_nothing_above_is_imported(folder, above):
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files
     assert {file.name: found for file in files if (found := above & set(imported(file)))} == {}

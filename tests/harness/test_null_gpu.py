@@ -1,66 +1,38 @@
 """The parts of the null GPU that work in this environment; tests/null_gpu tests the rest."""
 
-from __future__ import annotations
-
 import sysconfig
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from baton.services.engine.patches import replace as shipped
-from harness.null_gpu import entered, libraries, tokens
+from harness.null_gpu import entered, libraries
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
 
 
 @pytest.mark.parametrize("source", sorted({source for _, source in libraries.LIBRARIES.values() if source}))
-def test_its_libraries_compile(source: str, tmp_path: Path) -> None:
+def test_its_libraries_compile(source, tmp_path):
     assert libraries._compile(source, PACKAGES, tmp_path / "own.o")
 
 
-def test_each_function_belongs_to_one_library() -> None:
-    for name, library in {
-        "cudaMalloc": "libcudart.so.13",
-        "__cudaPopCallConfiguration": "libcudart.so.13",
-        "cuInit": "libcuda.so.1",
-        "cuFileRead": "libcufile.so.0",
-        "cublasCreate_v2": "libcublas.so.13",
-        "cublasLtCreate": "libcublasLt.so.13",
-    }.items():
-        owners = [one for one, (pattern, _) in libraries.LIBRARIES.items() if libraries.owns(pattern, name)]
-        assert owners == [library]
-
-
-def test_a_step_gives_the_tokens_of_its_positions() -> None:
-    at, steps = 0, []
-    while at < 100:
-        steps.append(tokens.taken(at, drafts=4))
-        at += steps[-1]
-    assert len(set(steps)) > 1  # the number of accepted drafts varies
-    assert max(steps) <= 5
-    assert len({tokens.token(place) for place in range(tokens.KINDS)}) == tokens.KINDS
-
-
 class Owner:
-    """Stands in for a class of vLLM."""
-
-    def method(self, number: int) -> int:
+    def method(self, number):
         return number
 
     @classmethod
-    def of_class(cls, number: int) -> int:
+    def of_class(cls, number):
         return number
 
 
-def test_a_called_patch_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_called_patch_is_noted_once(tmp_path, monkeypatch):
     monkeypatch.setenv(entered.FILE, str(tmp_path / "entered"))
     module = ModuleType("stand-in")
-    module.replace = shipped.replace  # type: ignore[attr-defined]
+    module.replace = shipped.replace
     entered.count(module)
 
-    def plus_one(original: entered.Function, *args: Any) -> Any:
+    def plus_one(original, *args):
         return original(*args) + 1
 
     plus_one.__module__ = "baton.services.engine.patches.some.patch"

@@ -3,8 +3,6 @@
 The schedulers, Redis, the routers' waiting rooms and the workers' admission are real; there are no engines.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random
@@ -12,19 +10,18 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.client import Placement, SchedulerClient
+from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
-from baton.services.classes import Classes, ServiceClass
+from baton.services.classes import Classes
 from baton.services.config import SchedulerSettings
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
 from baton.services.router.recovery import backoff_s
-from baton.services.router.state import Party, RequestState
+from baton.services.router.state import Party
 from baton.services.router.waiting import WaitingRoom
 from baton.tasks import spawn, stop
 from harness.chaos.placing import PROMPT, booking_of, register, request
@@ -45,12 +42,12 @@ class Outcome:
     refused: Counter[int] = field(default_factory=Counter)  # refusals by workers -> requests
 
     @property
-    def placed(self) -> int:
+    def placed(self):
         return self.refused.total()
 
 
 class Router:
-    def __init__(self, name: str, addresses: str, outcome: Outcome) -> None:
+    def __init__(self, name, addresses, outcome):
         self.name, self._outcome = name, outcome
         self.client = SchedulerClient(addresses, router_id=name)
         metrics = RouterMetrics(CollectorRegistry())
@@ -58,18 +55,17 @@ class Router:
         self._room = WaitingRoom(10_000, WAIT_S, metrics, classes=Classes())
         self.client.reporter.on_released = self._room.freed
 
-    async def client_of(self, service: ServiceClass, seed: str) -> None:
-        """Send one request after another."""
+    async def client_of(self, service, seed):
         draw, number = random.Random(seed), 0
         while True:
             number += 1
             await self._serve(request(f"{seed}-{number}", draw.randint(*PROMPT), 64), service, draw)
 
-    async def _serve(self, state: RequestState, service: ServiceClass, draw: random.Random) -> None:
-        got: list[Placement] = []
-        full: set[str] = set()  # workers that refused the request
+    async def _serve(self, state, service, draw):
+        got = []
+        full = set()  # workers that refused the request
 
-        async def place(as_class: ServiceClass) -> None:
+        async def place(as_class):
             got[:] = [await self._placements.place(state, self._placements.avoidable(full, ()), as_class)]
 
         await self._room.admit(Party(client=state.request_id), math.inf, place, service)
@@ -95,7 +91,7 @@ class Router:
         self._room.left(service)
 
 
-async def overbook(folder: Path, schedulers: int) -> Outcome:
+async def overbook(folder, schedulers):
     outcome = Outcome()
     async with AsyncExitStack() as stack:
         options = Options(
@@ -127,13 +123,13 @@ async def overbook(folder: Path, schedulers: int) -> Outcome:
     return outcome
 
 
-async def test_nobody_is_overbooked(tmp_path: Path) -> None:
+async def test_nobody_is_overbooked(tmp_path):
     outcome = await overbook(tmp_path, schedulers=1)
     assert list(outcome.refused) == [0]
     assert outcome.placed > 80
 
 
-async def test_workers_refuse_few_requests_of_two_schedulers(tmp_path: Path) -> None:
+async def test_workers_refuse_few_requests_of_two_schedulers(tmp_path):
     outcome = await overbook(tmp_path, schedulers=2)
     again = sum(count for times, count in outcome.refused.items() if times >= 2)
     assert again < 0.2 * outcome.placed

@@ -3,12 +3,6 @@
 Triton brings its own assembler. A process that interprets cannot compile, so tests run this in another one.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
-
 import torch
 import triton
 from triton._C.libtriton import ir
@@ -27,14 +21,7 @@ _TYPES = {
 _ALIGNED = [["tt.divisibility", 16]]
 
 
-def compile_launches(
-    module: ModuleType,
-    names: list[str],
-    call: Callable[[], object],
-    *,
-    whole: bool = True,
-    seen: dict[tuple[Any, ...], str] | None = None,
-) -> dict[str, int]:
+def compile_launches(module, names, call, *, whole=True, seen=None):
     """Call a function with these kernels of a module replaced, so that they are compiled instead of launched.
 
     They are compiled to machine code or, unless `whole`, to Triton's own form, which takes a tenth of the
@@ -56,13 +43,13 @@ def compile_launches(
 class _Launcher:
     """Compiles the variant that a launch needs, specialised as Triton would do it."""
 
-    def __init__(self, kernel: Any, seen: dict[tuple[Any, ...], str], whole: bool) -> None:
+    def __init__(self, kernel, seen, whole):
         self._kernel, self._seen, self._whole = kernel, seen, whole
 
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
+    def __getitem__(self, grid):
         return self._compile
 
-    def _compile(self, *args: Any, num_warps: int = 4, enable_fp_fusion: bool = True, **kwargs: Any) -> None:
+    def _compile(self, *args, num_warps=4, enable_fp_fusion=True, **kwargs):
         given = dict(zip(self._kernel.arg_names, args, strict=False)) | kwargs
         signature, constants, attributes = {}, {}, {}
         for index, (name, parameter) in enumerate(
@@ -87,7 +74,7 @@ class _Launcher:
                 self._seen[key] = _first_form(source, options)
 
 
-def _first_form(source: Any, options: dict[str, Any]) -> str:
+def _first_form(source, options):
     """Run the first stage of triton.compile, which is the same in Triton 3.6 and 3.9."""
     backend = make_backend(HOPPER)
     parsed = backend.parse_options(options)

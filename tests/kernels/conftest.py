@@ -4,11 +4,7 @@ Triton reads TRITON_INTERPRET when it is imported, when a kernel is defined and 
 imported it earlier in this process, so the first test of kernels imports it again.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +13,14 @@ from numpy.lib import NumpyVersion
 
 
 @pytest.fixture(scope="session")
-def _import_again() -> None:
+def _import_again():
     """Forget that triton was imported, except for its C library, which can be loaded only once."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "triton" and "._C" not in name]:
         del sys.modules[name]
 
 
 @pytest.fixture(scope="module", autouse=not torch.cuda.is_available())
-def _interpreter(_import_again: None) -> Iterator[None]:
+def _interpreter(_import_again):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         if NumpyVersion(np.__version__) >= "2.5.0":
@@ -32,7 +28,7 @@ def _interpreter(_import_again: None) -> Iterator[None]:
         yield
 
 
-def _count_by_scalars(patch: pytest.MonkeyPatch) -> None:
+def _count_by_scalars(patch):
     """Let a kernel's loop have a bound that it loaded.
 
     Triton 3.6's interpreter converts an array of one number to int, which NumPy refuses from 2.5 on.
@@ -41,7 +37,7 @@ def _count_by_scalars(patch: pytest.MonkeyPatch) -> None:
 
     patch_tensor = interpreter._patch_lang_tensor
 
-    def patched(tensor: Any, scope: Any) -> None:
+    def patched(tensor, scope):
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
@@ -49,6 +45,5 @@ def _count_by_scalars(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def device() -> str:
-    """The device on which the kernels under test run."""
+def device():
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,9 +1,6 @@
 """The kernels' benchmark reports no wrong kernels, and calls the alternatives rightly."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from harness import stats
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def results(tmp_path, monkeypatch):
     """Redirect results to a folder that already has those of another operation."""
     monkeypatch.setattr(stats, "RESULTS", tmp_path)
     monkeypatch.setitem(kernels.BUFFER, "cpu", 1 << 16)
@@ -23,10 +20,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_nothing_is_reported_if_a_check_fails(
-    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(device: str) -> None:
+def test_nothing_is_reported_if_a_check_fails(results, monkeypatch, capsys):
+    def fail(device):
         raise AssertionError("one token is another")
 
     monkeypatch.setattr(kernels_verify, "check", fail)
@@ -36,9 +31,7 @@ def test_nothing_is_reported_if_a_check_fails(
     assert json.loads(results.read_text())["operations"] == {"kv_pack": "measured before"}
 
 
-def test_results_are_printed_and_stored(
-    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_are_printed_and_stored(results, monkeypatch, capsys):
     work = torch.ones(1 << 16)
     case = Case("sum", {"numbers": 1 << 16}, 4 << 16, work.sum, {"twice": lambda: (work.sum(), work.sum())})
     monkeypatch.setattr(kernels_verify, "check", lambda _: None)
@@ -57,7 +50,7 @@ def test_results_are_printed_and_stored(
 
 
 @pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")  # vLLM's interpreted kernels raise it
-def test_vllms_samplers_accept_certain_drafts(device: str) -> None:
+def test_vllms_samplers_accept_certain_drafts(device):
     step = kernels_verify._certain(device)
     first, second = kernels_verify._v1(), kernels_verify._v2()
     if first is None or second is None:

@@ -1,7 +1,5 @@
 """Triton's compiler accepts the kernels; its interpreter is laxer."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
@@ -22,7 +20,7 @@ OPERATIONS = ("kv_pack", "ngram_match", "verify")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="each operation's tests compile its kernels")
-def test_kernels_compile_without_a_gpu() -> None:
+def test_kernels_compile_without_a_gpu():
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(

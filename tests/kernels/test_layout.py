@@ -1,16 +1,13 @@
 """The folder `kernels` is not a package of that name, and all of it is linked into `baton.kernels`."""
 
-from __future__ import annotations
-
 import subprocess
-from pathlib import Path
 
 from harness.support import PYTHON, ROOT
 
 LINKS = ROOT / "src" / "baton" / "kernels"
 
 
-def test_the_folder_does_not_hide_hugging_faces_kernels(tmp_path: Path) -> None:
+def test_the_folder_does_not_hide_hugging_faces_kernels(tmp_path):
     """transformers imports that package."""
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "__init__.py").touch()
@@ -21,7 +18,7 @@ def test_the_folder_does_not_hide_hugging_faces_kernels(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(tmp_path / "kernels" / "__init__.py")
 
 
-def test_all_kernels_are_linked() -> None:
+def test_all_kernels_are_linked():
     parts = {path.name for path in (ROOT / "kernels").iterdir() if path.suffix == ".py" or path.is_dir()}
     assert {path.name for path in LINKS.iterdir() if path.is_symlink()} == parts - {"__pycache__"}
     assert all(path.exists() for path in LINKS.iterdir())

@@ -4,18 +4,15 @@ There is one deployment for each of vLLM's model runners: V2, a GPU's default, a
 VLLM_USE_V2_MODEL_RUNNER=0.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from bench.gpu_answers import ARMS, DEMO_MTP, ENGINE, arm
-from bench.gpu_fleet import Arm, Served, drafts, handoffs, killed, serving
+from bench.gpu_fleet import drafts, handoffs, killed, serving
 from bench.traffic import Answer, stream
 from harness.continuation import thinking_model
 from harness.null_gpu import entered
@@ -29,14 +26,14 @@ LONG, KILLED_FROM = 512, 16  # tokens of the answer whose worker is killed, and 
 THINKS = "v1-thinks"  # the arm whose model has tokens for thoughts
 HYBRID = {"method": "mtp", "mtp_strategy": "with_ngram", "num_model_steps": 1}
 MTP = {"method": "mtp", "verifier": "baton"}
-V2: dict[str, Arm] = {
+V2 = {
     **{name: ARMS[name] for name in ("one", "shm", "tcp", "graphs", "mtp", "mtp-baton", "mtp-ngram")},
     **{name: ARMS[name] for name in ("eagle3", "ngram")},
     "nixl": arm(by="nixl"),
     "sync": arm(model=DEMO_MTP, drafts=MTP, async_scheduling=False),
     "sync-ngram": arm(model=DEMO_MTP, drafts=HYBRID, async_scheduling=False),
 }
-V1: dict[str, Arm] = {
+V1 = {
     "v1": arm(),
     "v1-sync": arm(async_scheduling=False),
     THINKS: arm(pair=False, async_scheduling=False),
@@ -48,14 +45,14 @@ ALL = V2 | V1
 for one in (V2["shm"], V2["mtp-baton"], V1["v1-sync"]):
     one["decode"] = 2
 # Fields of each arm's requests, chosen so that a worker calls all patches.
-WISHES: tuple[dict[str, Any], ...] = (
+WISHES = (
     {},
     {"stop": ["never to be found"], "seed": 7, "temperature": 1.0, "top_p": 0.9},
     {"structured_outputs": {"regex": r"[\s\S]*"}},
 )
 
 
-def wishes(arm: Arm) -> tuple[dict[str, Any], ...]:
+def wishes(arm):
     """Return the fields of an arm's requests. The null GPU has no log-probabilities of drafts."""
     if arm["engine"]["speculative_config"]:
         return WISHES
@@ -65,15 +62,13 @@ def wishes(arm: Arm) -> tuple[dict[str, Any], ...]:
 
 @dataclass
 class Report:
-    """An arm's outcome."""
-
     answers: int = 0
     wrong: list[str] = field(default_factory=list)
     handoffs: dict[str, Any] = field(default_factory=dict)
     drafts: dict[str, int] = field(default_factory=dict)
     continued: str = ""  # the token at which its worker was killed; "" if none was
 
-    def row(self, name: str) -> str:
+    def row(self, name):
         """Return a line of the table of arms."""
         moved = " ".join(f"{count} by {by}" for by, count in self.handoffs.get("loaded", {}).items())
         drafted = f"{self.drafts['accepted']} of {self.drafts['drafted']}" if self.drafts else ""
@@ -86,14 +81,12 @@ HEAD = f"{'arm':<14}{'answers':>8}  {'':<8}  {'handoffs':<14}{'accepted':<14}kil
 
 @dataclass
 class Trial:
-    """A deployment's outcome."""
-
     reports: dict[str, Report] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # arms that could not start, and their output
     entered: set[Entry] = field(default_factory=set)
 
 
-def tried(folder: Path, arms: dict[str, Arm], **environment: str) -> Trial:
+def tried(folder, arms, **environment):
     """Serve the arms, send requests to each, and kill a decode worker of those that have two."""
     folder.mkdir(parents=True)
     entries = folder / "entered"
@@ -113,7 +106,7 @@ def tried(folder: Path, arms: dict[str, Arm], **environment: str) -> Trial:
     return found
 
 
-async def _ask(served: Served, found: Trial) -> None:
+async def _ask(served, found):
     before = served.metrics()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CALL_S)) as http:
         reports = await asyncio.gather(*(_answers(http, served.url, name, ALL[name]) for name in served.arms))
@@ -130,7 +123,7 @@ async def _ask(served: Served, found: Trial) -> None:
                 print(report.row(name), flush=True)
 
 
-async def _answers(http: aiohttp.ClientSession, url: str, name: str, arm: Arm) -> Report:
+async def _answers(http, url, name, arm):
     report = Report()
     for number, wish in enumerate(wishes(arm)):
         for length in (20, 700):
@@ -145,7 +138,7 @@ async def _answers(http: aiohttp.ClientSession, url: str, name: str, arm: Arm) -
     return report
 
 
-def _difference(prompt: list[int], answer: list[int]) -> list[str]:
+def _difference(prompt, answer):
     """Return where an answer differs from the tokens expected at its positions."""
     expected = [token(len(prompt) + i) for i in range(len(answer))]
     at = next((i for i, pair in enumerate(zip(answer, expected, strict=True)) if len(set(pair)) > 1), None)
@@ -154,7 +147,7 @@ def _difference(prompt: list[int], answer: list[int]) -> list[str]:
     return [f"token {at} of a prompt of {len(prompt)}: {answer[at : at + 8]}, not {expected[at : at + 8]}"]
 
 
-async def _kill(http: aiohttp.ClientSession, served: Served, name: str, report: Report) -> str:
+async def _kill(http, served, name, report):
     """Kill the decode worker of a running answer. Return at which token."""
     prompt, answer = [2000 + i % 997 for i in range(300)], Answer(0.0)
     at = await killed(http, served, name, prompt, (LONG, KILLED_FROM), answer)

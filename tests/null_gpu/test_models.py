@@ -1,9 +1,6 @@
 """1P1D of several kinds of models on the null GPU: caches in groups, latents, windows, images."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -18,16 +15,15 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
+def found(tmp_path_factory):
+    kept = {}
     folder = tmp_path_factory.mktemp("models")
     with serving(folder, gpu_models.arms(NAMES), {}, 2 * START_S, **gpu_models.SECTIONS) as served:
         asyncio.run(gpu_models.compare(served, TOKENS, kept.update))
-    models: dict[str, Any] = kept["models"]
-    return models
+    return kept["models"]
 
 
 @pytest.mark.parametrize("arm", PAIRS)
-def test_a_pair_hands_over_every_prompt_and_gives_its_engines_tokens(arm: str, found: dict[str, Any]) -> None:
+def test_a_pair_hands_over_every_prompt_and_gives_its_engines_tokens(arm, found):
     one = found[arm]
     assert one["equal"] == one["of"] == one["handoffs"]["loaded"]["shm"]

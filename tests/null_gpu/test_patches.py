@@ -1,13 +1,10 @@
 """Every patch of vLLM for GPUs is called on the null GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from baton.services.engine.patches import table
-from tests.null_gpu.arms import Trial
 
 WRAPPED = [
     (patch.name, symbol.replace(":", ".").rpartition(".")[2])
@@ -23,15 +20,15 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="session")
-def entered(on_v2: Trial, on_v1: Trial) -> set[tuple[str, str]]:
+def entered(on_v2, on_v1):
     return on_v2.entered | on_v1.entered
 
 
 @pytest.mark.parametrize(("patch", "attribute"), WRAPPED)
-def test_a_patch_is_called(patch: str, attribute: str, entered: set[tuple[str, str]]) -> None:
+def test_a_patch_is_called(patch, attribute, entered):
     assert (patch, attribute) in entered
 
 
 @pytest.mark.parametrize("patch", OBJECTS)
-def test_a_patch_of_an_object_is_called(patch: str, entered: set[tuple[str, str]]) -> None:
+def test_a_patch_of_an_object_is_called(patch, entered):
     assert patch in {name for name, _ in entered}

@@ -1,19 +1,13 @@
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
 import uuid
-from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.roster import Roster
-from baton.scheduler.store import Store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import RedisStore
 from harness.scheduling import Clock, RedisServer
@@ -24,27 +18,25 @@ BOOKING_LEASE_S = 15.0
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def redis_server(tmp_path_factory):
     with RedisServer(tmp_path_factory.mktemp("redis"), password="s3cret") as server:
         yield server
 
 
 @pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+def own_redis(tmp_path):
     """A server that the test may kill."""
     with RedisServer(tmp_path) as server:
         yield server
 
 
 @pytest.fixture
-def topic() -> str:
+def topic():
     return f"t-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def store(request: pytest.FixtureRequest, topic: str) -> AsyncIterator[Store]:
-    """Return an empty store of each kind."""
-    made: Store
+async def store(request, topic):
     if request.param == "memory":
         made = MemoryStore()
     else:
@@ -54,17 +46,17 @@ async def store(request: pytest.FixtureRequest, topic: str) -> AsyncIterator[Sto
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def ledger(clock: Clock) -> Ledger:
+def ledger(clock):
     return Ledger(BOOKING_LEASE_S, clock)
 
 
 @pytest.fixture
-def roster(ledger: Ledger, clock: Clock) -> Roster:
+def roster(ledger, clock):
     return Roster("topic", WORKER_LEASE_S, ledger, clock)
 
 
@@ -78,7 +70,7 @@ asyncio.run(serve(settings, on_started=lambda address: print(address, flush=True
 
 
 @asynccontextmanager
-async def scheduler_process(**settings: object) -> AsyncIterator[tuple[Process, str]]:
+async def scheduler_process(**settings):
     """Run a scheduler in its own process; yield the process and the scheduler's address."""
     arguments = ("-c", PROGRAM, json.dumps({"address": "127.0.0.1:0"} | settings))
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)

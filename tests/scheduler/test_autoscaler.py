@@ -1,18 +1,13 @@
 """Autoscaling by real schedulers: one decides, and its orders reach fleets."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import grpc.aio
-import pytest
 
 from baton.autoscale.goals import Bounds, Goals
 from baton.protos import scheduler_pb2 as pb
@@ -22,28 +17,24 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics
-from baton.scheduler.roster import Roster
+from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.settling import Settling
 from baton.scheduler.store.memory import MemoryStore
-from baton.scheduler.types import WorkerRecord
 from baton.scheduler.worker_session import WorkerSession
 from baton.tasks import spawn, stop
-from harness.scheduling import LEASE_S, Options, RedisServer, capacity, identity, place, register, until
+from harness.scheduling import LEASE_S, Options, capacity, identity, place, register, until
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 PLACES = [pb.Place(name=name) for name in ("p", "d", "x", "y")]
 
 
-def goals(mode: str = "on", least: int = 2) -> Goals:
+def goals(mode="on", least=2):
     """Ask for at least two decode workers, one more than are running."""
-    return Goals(mode, 1.0, 0.05, Bounds(1, 4), Bounds(least, 4), 0.05, 0.5, 0.1)  # type: ignore[arg-type]
+    return Goals(mode, 1.0, 0.05, Bounds(1, 4), Bounds(least, 4), 0.05, 0.5, 0.1)
 
 
 @asynccontextmanager
-async def scheduler(
-    url: str, topic: str, wanted: Goals | None, **options: Any
-) -> AsyncIterator[tuple[SchedulerServer, SchedulerClient]]:
+async def scheduler(url, topic, wanted, **options):
     # The scheduler settles after a lease.
     settings = Options(store=url, topic=topic, worker_lease_s=0.5, **options)
     async with (
@@ -54,7 +45,7 @@ async def scheduler(
 
 
 @asynccontextmanager
-async def working(client: SchedulerClient, *workers: tuple[str, pb.Role]) -> AsyncIterator[None]:
+async def working(client, *workers):
     async with AsyncExitStack() as stack:
         for name, role in workers:
             session = WorkerSession(client, identity(name, role), pb.WorkerLoad)
@@ -64,16 +55,16 @@ async def working(client: SchedulerClient, *workers: tuple[str, pb.Role]) -> Asy
         yield
 
 
-def figure(server: SchedulerServer, name: str, **labels: str) -> float:
+def figure(server, name, **labels):
     name = f"baton_scheduler_autoscale_{name}"
     return server.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-async def ordered(client: SchedulerClient, *names: str) -> pb.OrdersReply:
+async def ordered(client, *names):
     """Ask as a fleet does, until the orders fill these places."""
     found = pb.OrdersReply()
 
-    async def so() -> bool:
+    async def so():
         nonlocal found
         found = await client.orders("fleet", PLACES)
         return bool(found.fence) and sorted(one.name for one in found.orders) == sorted(names)
@@ -82,7 +73,7 @@ async def ordered(client: SchedulerClient, *names: str) -> pb.OrdersReply:
     return found
 
 
-async def test_a_missing_worker_is_ordered_once(topic: str) -> None:
+async def test_a_missing_worker_is_ordered_once(topic):
     async with scheduler("memory", topic, goals()) as (server, client), working(client, ("p", P), ("d", D)):
         reply = await ordered(client, "p", "d", "x")
         assert {one.name: one.role for one in reply.orders} == {"p": P, "d": D, "x": D}
@@ -97,9 +88,7 @@ async def test_a_missing_worker_is_ordered_once(topic: str) -> None:
         assert not (await client.orders("another", [])).fence
 
 
-async def test_advice_is_logged_once_and_changes_nothing(
-    topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_advice_is_logged_once_and_changes_nothing(topic, caplog):
     caplog.set_level(logging.WARNING, "baton.scheduler.autoscaler")
     async with (
         scheduler("memory", topic, goals("advise")) as (server, client),
@@ -118,12 +107,12 @@ async def test_advice_is_logged_once_and_changes_nothing(
     assert sum(one.startswith(advice) for one in said) == 1, said
 
 
-async def test_a_fleet_may_be_ordered_to_run_nothing(topic: str) -> None:
+async def test_a_fleet_may_be_ordered_to_run_nothing(topic):
     async with scheduler("memory", topic, goals(least=1)) as (_, client), working(client, ("p", P), ("d", D)):
         await ordered(client, "p", "d")
         found = pb.OrdersReply()
 
-        async def told() -> bool:
+        async def told():
             nonlocal found
             found = await client.orders("another", [pb.Place(name="z")])
             return bool(found.fence)
@@ -135,11 +124,11 @@ async def test_a_fleet_may_be_ordered_to_run_nothing(topic: str) -> None:
 class Flips(worker_pb2_grpc.WorkerServicer):
     """Two decode workers at one address, without engines. The first one is asked to change its role."""
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[pb.Role, int]] = []
-        self.sessions: list[WorkerSession] = []
+    def __init__(self):
+        self.asked = []
+        self.sessions = []
 
-    async def SetRole(self, request: worker_pb2.SetRoleRequest, context: object) -> worker_pb2.SetRoleReply:
+    async def SetRole(self, request, context):
         del context
         self.asked.append((request.role, request.fence))
         await self.sessions[0].become(request.role)
@@ -147,11 +136,10 @@ class Flips(worker_pb2_grpc.WorkerServicer):
 
 
 @asynccontextmanager
-async def flipping(client: SchedulerClient) -> AsyncIterator[Flips]:
-    """Run a prefill worker and the two decode workers."""
+async def flipping(client):
     flips = Flips()
     worker = grpc.aio.server()
-    worker_pb2_grpc.add_WorkerServicer_to_server(flips, worker)  # type: ignore[no-untyped-call]
+    worker_pb2_grpc.add_WorkerServicer_to_server(flips, worker)
     port = worker.add_insecure_port("127.0.0.1:0")
     await worker.start()
     async with working(client, ("p", P)), AsyncExitStack() as stack:
@@ -167,7 +155,7 @@ async def flipping(client: SchedulerClient) -> AsyncIterator[Flips]:
     await worker.stop(None)
 
 
-async def test_a_role_change_is_a_call_with_the_fence(topic: str) -> None:
+async def test_a_role_change_is_a_call_with_the_fence(topic):
     wanted = replace(goals(), prefill=Bounds(2, 2), decode=Bounds(1, 1))
     async with scheduler("memory", topic, wanted) as (server, client), flipping(client) as flips:
         await until(lambda: figure(server, "orders_total", order="flip") == 1)
@@ -178,7 +166,7 @@ async def test_a_role_change_is_a_call_with_the_fence(topic: str) -> None:
         assert fence > 0
 
 
-async def test_rebalancing_needs_no_goals(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rebalancing_needs_no_goals(topic, monkeypatch):
     monkeypatch.setattr("baton.scheduler.autoscaler.BALANCE_S", 0.05)
     options = {"rebalance_after_s": 0.1, "idle_decode_tokens": 0, "max_queued_prompt_tokens": 2_000}
     async with scheduler("memory", topic, None, **options) as (server, client), flipping(client) as flips:
@@ -197,19 +185,17 @@ class Leases(MemoryStore):
 
     fence = 1
 
-    async def lead(self, who: str, for_s: float) -> int:
+    async def lead(self, who, for_s):
         del who, for_s
         return self.fence
 
 
 @asynccontextmanager
-async def balancing(
-    monkeypatch: pytest.MonkeyPatch, after_s: float
-) -> AsyncIterator[tuple[Leases, Metrics, list[str]]]:
+async def balancing(monkeypatch, after_s):
     """Rebalance a deployment that stays short of prefill workers; yield the workers that change roles."""
-    flipped: list[str] = []
+    flipped = []
 
-    async def set_role(worker: WorkerRecord, role: pb.Role, fence: int) -> str:
+    async def set_role(worker, role, fence):
         del role, fence
         flipped.append(worker.worker_id)
         return ""
@@ -229,14 +215,14 @@ async def balancing(
     await stop(task)
 
 
-async def lose_the_lease(store: Leases, metrics: Metrics, for_s: float = 0.0) -> None:
+async def lose_the_lease(store, metrics, for_s=0.0):
     store.fence = 0
     await until(lambda: not metrics.registry.get_sample_value("baton_scheduler_autoscale_leads"))
     await asyncio.sleep(for_s)
     store.fence = 2
 
 
-async def test_the_pause_between_two_role_changes_outlasts_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_pause_between_two_role_changes_outlasts_the_lease(monkeypatch):
     monkeypatch.setattr("baton.scheduler.balance.PAUSE", 1e6)
     async with balancing(monkeypatch, 0.05) as (store, metrics, flipped):
         await until(lambda: flipped)
@@ -245,9 +231,7 @@ async def test_the_pause_between_two_role_changes_outlasts_the_lease(monkeypatch
         assert len(flipped) == 1
 
 
-async def test_pressure_from_before_the_lease_was_lost_does_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_pressure_from_before_the_lease_was_lost_does_not_count(monkeypatch):
     async with balancing(monkeypatch, 1.0) as (store, metrics, flipped):
         await asyncio.sleep(0.1)  # it sees the pressure
         await lose_the_lease(store, metrics, for_s=1.0)
@@ -256,9 +240,7 @@ async def test_pressure_from_before_the_lease_was_lost_does_not_count(
         assert time.monotonic() - regained > 0.9
 
 
-async def test_another_scheduler_takes_over_with_a_higher_fence(
-    redis_server: RedisServer, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_another_scheduler_takes_over_with_a_higher_fence(redis_server, topic, monkeypatch):
     monkeypatch.setattr("baton.scheduler.autoscaler.ROLE_TIMEOUT_S", 0.2)
     async with AsyncExitStack() as first:
         one, _ = await first.enter_async_context(scheduler(redis_server.url, topic, goals()))
@@ -276,7 +258,7 @@ async def test_another_scheduler_takes_over_with_a_higher_fence(
             assert figure(other, "leads") == 1
 
 
-async def test_nothing_changes_without_the_store(own_redis: RedisServer, topic: str) -> None:
+async def test_nothing_changes_without_the_store(own_redis, topic):
     async with (
         scheduler(own_redis.url, topic, goals()) as (server, client),
         working(client, ("p", P), ("d", D)),
@@ -284,7 +266,7 @@ async def test_nothing_changes_without_the_store(own_redis: RedisServer, topic: 
         before = await ordered(client, "p", "d", "x")
         own_redis.stop()
 
-        async def leaves_all_as_it_is() -> bool:
+        async def leaves_all_as_it_is():
             return not (await client.orders("fleet", PLACES)).fence and figure(server, "leads") == 0
 
         await until(leaves_all_as_it_is)

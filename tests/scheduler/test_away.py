@@ -1,7 +1,5 @@
 """Placing while Redis or the scheduler is down, or the scheduler has just started."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 
@@ -14,17 +12,7 @@ from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.worker_session import WorkerSession
 from baton.services.config import PolicySettings
-from harness.scheduling import (
-    Options,
-    RedisServer,
-    capacity,
-    free_port,
-    identity,
-    need,
-    place,
-    until,
-    until_told,
-)
+from harness.scheduling import Options, capacity, free_port, identity, need, place, until, until_told
 from tests.scheduler.test_service import D, M, P, add, figure, health
 
 
@@ -34,7 +22,7 @@ class Failed:
     settling: bool
 
 
-async def failed(client: SchedulerClient) -> Failed:
+async def failed(client):
     """Return how a placement fails now."""
     try:
         await place(client, "probe", 1, 1, 1)
@@ -45,12 +33,12 @@ async def failed(client: SchedulerClient) -> Failed:
     raise AssertionError("it was placed")
 
 
-async def test_placing_works_without_redis(own_redis: RedisServer) -> None:
+async def test_placing_works_without_redis(own_redis):
     """Redis is down at the start and once later. Drains made without it are written to it."""
     own_redis.stop()
     options = Options(store=own_redis.url)
 
-    async def store_up(server: SchedulerServer, wanted: int) -> None:
+    async def store_up(server, wanted):
         await until(lambda: figure(server, "store_up") == wanted)
         assert await health(server.address) == health_pb2.HealthCheckResponse.SERVING
 
@@ -75,7 +63,7 @@ async def test_placing_works_without_redis(own_redis: RedisServer) -> None:
         assert figure(server, "leases_expired_total") == 0
 
 
-async def test_a_router_places_without_a_scheduler_and_reports_it_later() -> None:
+async def test_a_router_places_without_a_scheduler_and_reports_it_later():
     """After a restart, workers register again and routers report their bookings."""
     address = f"127.0.0.1:{free_port()}"
     options = Options(address=address, placement_lease_s=2.0, idle_decode_tokens=0)
@@ -103,7 +91,7 @@ async def test_a_router_places_without_a_scheduler_and_reports_it_later() -> Non
         client.reporter.finished(short.attempt, "stop", pb.Cost(output_tokens=3))
         async with SchedulerServer(options) as server:
 
-            async def told() -> bool:
+            async def told():
                 try:
                     description = await client.describe()
                 except SchedulerUnavailable:
@@ -125,7 +113,7 @@ async def test_a_router_places_without_a_scheduler_and_reports_it_later() -> Non
                 await session.close()
 
 
-async def test_rejections_of_a_settling_scheduler_are_marked() -> None:
+async def test_rejections_of_a_settling_scheduler_are_marked():
     async with (
         SchedulerServer(Options(worker_lease_s=0.5)) as server,
         SchedulerClient(server.address) as client,
@@ -133,13 +121,13 @@ async def test_rejections_of_a_settling_scheduler_are_marked() -> None:
         no_workers = pb.Rejection.CODE_NO_WORKERS
         assert await failed(client) == Failed(no_workers, settling=True)
 
-        async def settled() -> bool:
+        async def settled():
             return await failed(client) == Failed(no_workers, settling=False)
 
         await until(settled)
 
 
-async def test_a_wrong_server_is_distinguished_from_none() -> None:
+async def test_a_wrong_server_is_distinguished_from_none():
     nobody = f"127.0.0.1:{free_port()}"
     async with SchedulerClient(nobody) as client:
         with pytest.raises(SchedulerUnavailable, match=r"not answer \([^:;]*: Connection refused\); is"):
@@ -151,7 +139,7 @@ async def test_a_wrong_server_is_distinguished_from_none() -> None:
             await client.describe()
 
 
-async def an_http_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def an_http_server(reader, writer):
     """Answer gRPC as a router's HTTP server does."""
     await reader.readuntil(b"\r\n")
     writer.write(b"HTTP/1.1 505 HTTP Version Not Supported\r\nContent-Length: 0\r\n\r\n")

@@ -1,13 +1,11 @@
 """Workers change roles only under lasting pressure, and not back and forth."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.balance import PAUSE, Balance, Flip
+from baton.scheduler.balance import PAUSE, Balance
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from harness.scheduling import identity
 
@@ -15,11 +13,9 @@ P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 AFTER_S = 10.0
 
 
-def worker(
-    name: str, role: pb.Role, reserved: Reserved | None = None, blocks_used: int = -1, **changes: object
-) -> WorkerRecord:
+def worker(name, role, reserved=None, blocks_used=-1, **changes):
     """Return a worker with steps of 512 tokens, batches of 4 and 99 blocks, which runs its bookings."""
-    who = identity(name, role, **changes)  # type: ignore[arg-type]
+    who = identity(name, role, **changes)
     booked = reserved or Reserved()
     used = booked.blocks if blocks_used < 0 else blocks_used
     load = pb.WorkerLoad(running=booked.requests if used else 0, free_blocks=max(0, 99 - used))
@@ -27,15 +23,15 @@ def worker(
 
 
 class Cluster:
-    def __init__(self, *workers: WorkerRecord) -> None:
+    def __init__(self, *workers):
         self.now = 0.0
         self.workers = {one.worker_id: one for one in workers}
         self.balance = Balance(AFTER_S, lambda: self.now)
 
-    def look(self) -> Flip | None:
+    def look(self):
         return self.balance.look(FleetView(self.workers))
 
-    def first_flip(self, seconds: float) -> Flip | None:
+    def first_flip(self, seconds):
         """Look twice a second; return the first change, at `now`."""
         until = self.now + seconds
         while self.now < until:
@@ -45,15 +41,15 @@ class Cluster:
         return None
 
 
-def waiting(tokens: int) -> Reserved:
+def waiting(tokens):
     return Reserved(prompt_tokens=tokens, requests=tokens // 100)
 
 
-def decoding(requests: int) -> Reserved:
+def decoding(requests):
     return Reserved(requests=requests, blocks=requests * 10)
 
 
-def test_the_idlest_decode_worker_changes_when_prompts_queue() -> None:
+def test_the_idlest_decode_worker_changes_when_prompts_queue():
     one = Cluster(worker("p", P, waiting(2_000)), worker("d1", D, decoding(1)), worker("d2", D))
     flip = one.first_flip(60)
     assert (flip.worker.worker_id, flip.role) == ("d2", P)
@@ -63,19 +59,19 @@ def test_the_idlest_decode_worker_changes_when_prompts_queue() -> None:
     assert "prefill side was at 3.9 for 10 s" in flip.why
 
 
-def test_the_idlest_prefill_worker_changes_when_batches_are_full() -> None:
+def test_the_idlest_prefill_worker_changes_when_batches_are_full():
     one = Cluster(worker("p1", P, waiting(100)), worker("p2", P), worker("d", D, decoding(4)))
     flip = one.first_flip(60)
     assert (flip.worker.worker_id, flip.role) == ("p2", D)
 
 
-def test_a_full_cache_is_pressure_too() -> None:
+def test_a_full_cache_is_pressure_too():
     blocks = Reserved(requests=1, blocks=95)
     flip = Cluster(worker("p1", P), worker("p2", P), worker("d", D, blocks)).first_flip(60)
     assert flip.role == D
 
 
-def test_requests_waiting_for_prefill_are_no_pressure_on_decode_workers() -> None:
+def test_requests_waiting_for_prefill_are_no_pressure_on_decode_workers():
     coming = Reserved(requests=4, blocks=40)
     flip = Cluster(
         worker("p", P, waiting(2_000)), worker("d1", D, coming, 0), worker("d2", D, coming, 0)
@@ -83,7 +79,7 @@ def test_requests_waiting_for_prefill_are_no_pressure_on_decode_workers() -> Non
     assert flip.role == P
 
 
-def test_pressure_must_last() -> None:
+def test_pressure_must_last():
     one = Cluster(worker("p", P, waiting(2_000)), worker("d1", D), worker("d2", D))
     assert one.first_flip(AFTER_S) is None
     one.workers["p"] = worker("p", P, waiting(100))
@@ -114,11 +110,11 @@ def test_pressure_must_last() -> None:
         ],
     ],
 )
-def test_no_change(workers: list[WorkerRecord]) -> None:
+def test_no_change(workers):
     assert Cluster(*workers).first_flip(100) is None
 
 
-def gang(name: str, role: pb.Role, *booked: Reserved) -> list[WorkerRecord]:
+def gang(name, role, *booked):
     seats = [pb.Gang(name=name, rank=rank, size=len(booked), life="one") for rank in range(len(booked))]
     members = [worker(f"{name}.r{seat.rank}", role, one) for seat, one in zip(seats, booked, strict=True)]
     for one, seat in zip(members, seats, strict=True):
@@ -127,7 +123,7 @@ def gang(name: str, role: pb.Role, *booked: Reserved) -> list[WorkerRecord]:
     return members
 
 
-def test_a_gang_changes_as_a_whole() -> None:
+def test_a_gang_changes_as_a_whole():
     busy = gang("d1", D, decoding(1), Reserved())
     one = Cluster(worker("p", P, waiting(2_000)), *busy, *gang("d2", D, Reserved(), Reserved()))
     flip = one.first_flip(60)
@@ -138,7 +134,7 @@ def test_a_gang_changes_as_a_whole() -> None:
     assert half.first_flip(100) is None, "it is not whole"
 
 
-def test_all_workers_of_a_gang_are_missed() -> None:
+def test_all_workers_of_a_gang_are_missed():
     """What two workers run does not fit the other two, although three would do."""
     others = gang("d1", D, decoding(1), decoding(2))
     one = Cluster(worker("p", P, waiting(2_000)), *others, *gang("d2", D, decoding(1), decoding(1)))
@@ -148,12 +144,12 @@ def test_all_workers_of_a_gang_are_missed() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_change_does_not_cause_the_opposite_one(seed: int) -> None:
+def test_a_change_does_not_cause_the_opposite_one(seed):
     draw = random.Random(seed)
     prefills, decodes = draw.randint(1, 6), draw.randint(1, 6)
     tokens, requests = draw.randrange(12_000), draw.randrange(24)
 
-    def fleet(prefills: int, decodes: int) -> list[WorkerRecord]:
+    def fleet(prefills, decodes):
         return [
             *(worker(f"p{n}", P, waiting(tokens // prefills)) for n in range(prefills)),
             *(worker(f"d{n}", D, decoding(requests // decodes)) for n in range(decodes)),
@@ -169,7 +165,7 @@ def test_a_change_does_not_cause_the_opposite_one(seed: int) -> None:
     assert again is None or again.role == flip.role
 
 
-def test_encode_workers_are_left_alone() -> None:
+def test_encode_workers_are_left_alone():
     idle = [worker(f"e{number}", pb.ROLE_ENCODE) for number in range(3)]
     assert Cluster(worker("p", P, waiting(2_000)), worker("d", D), *idle).first_flip(60) is None
     full = Reserved(prompt_tokens=9_000, requests=9)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -20,8 +18,8 @@ from baton.scheduler.types import Booking, Reserved, WorkerRecord
 from harness.scheduling import LIMITS, Options, capacity, identity, need
 
 
-def worker(reserved: Reserved | None = None, **changes: object) -> WorkerRecord:
-    who = identity("w", **changes)  # type: ignore[arg-type]
+def worker(reserved=None, **changes):
+    who = identity("w", **changes)
     return WorkerRecord(who, pb.WORKER_STATE_READY, None, reserved or Reserved(), False, 5.0)
 
 
@@ -36,18 +34,19 @@ def worker(reserved: Reserved | None = None, **changes: object) -> WorkerRecord:
         (1_020, 10_000, 65),  # 1020 + 4 + 4, the rest of max_model_len
     ],
 )
-def test_prompt_lookahead_and_first_output_tokens_are_booked(prompt: int, new: int, blocks: int) -> None:
+def test_prompt_lookahead_and_first_output_tokens_are_booked(prompt, new, blocks):
     assert OUTPUT_TOKENS_BOOKED == 256
     assert blocks_for(need(prompt=prompt, new=new), capacity()) == blocks
 
 
-def test_at_most_all_blocks_are_booked() -> None:
+def test_at_most_all_blocks_are_booked_and_one_request_is_always_allowed():
     small = capacity(num_blocks=11)
     assert usable_blocks(small) == 10
     assert blocks_for(need(prompt=150, new=200), small) == 10
+    assert max_requests(capacity(max_num_seqs=0), Options(max_queue_factor=1.0)) == 1
 
 
-def test_requests_that_never_fit() -> None:
+def test_requests_that_never_fit():
     assert could_prefill(need(prompt=1_023), worker())
     assert not could_prefill(need(prompt=1_024), worker())  # no room for an output token
     assert not could_decode(need(prompt=1_024), worker())
@@ -57,7 +56,7 @@ def test_requests_that_never_fit() -> None:
     assert not could_prefill(need(prompt=161), worker(num_blocks=11))
 
 
-def test_room_now() -> None:
+def test_room_now():
     assert may_prefill(need(prompt=400), worker(Reserved(prompt_tokens=600)), LIMITS)
     assert not may_prefill(need(prompt=401), worker(Reserved(prompt_tokens=600)), LIMITS)
     assert may_prefill(need(prompt=1_001), worker(Reserved(requests=1)), LIMITS)  # nothing queued
@@ -67,23 +66,13 @@ def test_room_now() -> None:
     assert not may_decode(need(), worker(Reserved(blocks=92)), LIMITS)
 
 
-def test_at_least_one_request_is_always_allowed() -> None:
-    assert max_requests(capacity(max_num_seqs=0), Options(max_queue_factor=1.0)) == 1
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Booking(Attempt("r", 1), "", "w", "w", 1, 1),
-        lambda: Booking(Attempt("r", 1), "", "p", "", 1, 1),
-    ],
-)
-def test_invalid_bookings(make: object) -> None:
+@pytest.mark.parametrize(("prefill", "decode"), [("w", "w"), ("p", "")])
+def test_invalid_bookings(prefill, decode):
     with pytest.raises(ValueError, match=r"."):
-        make()  # type: ignore[operator]
+        Booking(Attempt("r", 1), "", prefill, decode, 1, 1)
 
 
-def test_a_lower_class_leaves_room() -> None:
+def test_a_lower_class_leaves_room():
     half = replace(need(prompt=100), room=0.5)
     assert may_prefill(half, worker(Reserved(prompt_tokens=400)), LIMITS)
     assert not may_prefill(half, worker(Reserved(prompt_tokens=401)), LIMITS)

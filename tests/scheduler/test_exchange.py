@@ -1,9 +1,6 @@
 """A router's messages to a real scheduler: batches of placements, with reports."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -24,34 +21,34 @@ from harness.support import free_port
 class Line:
     """A router's exchange that records its messages, and delays them while `held` is clear."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address):
         self._schedulers = Endpoints(address)
         self._address = address
-        self.sent: list[pb.ExchangeRequest] = []
+        self.sent = []
         self.held = asyncio.Event()
         self.held.set()
-        self.answered: Callable[[], object] = lambda: None
+        self.answered = lambda: None
         self.reports = Reports({address: self._send}, lambda: address)
 
-    async def ask(self, name: str, prompt_tokens: int = 1) -> pb.PlaceReply:
+    async def ask(self, name, prompt_tokens=1):
         message = need_to_wire(need(name, 1, 1, 1))
         message.prompt_tokens = prompt_tokens
         return await self.reports.exchanges[self._address].ask(message)
 
     @property
-    def sizes(self) -> list[int]:
+    def sizes(self):
         """The number of placements in each message that has any."""
         return [len(one.needs) for one in self.sent if one.needs]
 
-    async def asked(self, size: int) -> None:
+    async def asked(self, size):
         """Wait for the first message, with this many placements."""
         await until(lambda: self.sizes == [size])
 
-    async def close(self) -> None:
+    async def close(self):
         await self.reports.close()
         await self._schedulers.close()
 
-    async def _send(self, message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
+    async def _send(self, message, timeout_s):
         self.sent.append(message)
         await self.held.wait()
         reply = await self._schedulers.ask(self._schedulers.pick(), "Exchange", message, timeout_s)
@@ -60,24 +57,24 @@ class Line:
 
 
 @pytest.fixture
-async def operator() -> AsyncIterator[SchedulerClient]:
+async def operator():
     async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as client:
         await client.register(identity("m", num_blocks=10_000, max_num_seqs=1_000), pb.WORKER_STATE_READY)
         yield client
 
 
 @pytest.fixture
-async def line(operator: SchedulerClient) -> AsyncIterator[Line]:
+async def line(operator):
     made = Line(operator.address)
     yield made
     await made.close()
 
 
-async def booked(operator: SchedulerClient) -> list[str]:
+async def booked(operator):
     return sorted(one.attempt.request_id for one in (await operator.describe()).attempts)
 
 
-async def test_waiting_requests_share_a_message(line: Line) -> None:
+async def test_waiting_requests_share_a_message(line):
     line.held.clear()
     names = [f"r{number}" for number in range(2 * MOST)]
     first = asyncio.create_task(line.ask("first"))
@@ -90,26 +87,24 @@ async def test_waiting_requests_share_a_message(line: Line) -> None:
     assert line.sizes == [1, MOST, MOST]
 
 
-async def test_a_malformed_request_does_not_affect_others(line: Line, operator: SchedulerClient) -> None:
+async def test_a_malformed_request_does_not_affect_others(line, operator):
     found = await asyncio.gather(line.ask("first"), line.ask("bad", prompt_tokens=0), line.ask("good"))
     assert [reply.WhichOneof("outcome") for reply in found] == ["placement", "refusal", "placement"]
     assert found[1].refusal == "request 'bad' has no prompt tokens"
     assert await booked(operator) == ["first", "good"]
 
 
-async def test_a_malformed_report_does_not_affect_placements(line: Line) -> None:
+async def test_a_malformed_report_does_not_affect_placements(line):
     line.reports._reporters[line._address].add(pb.Attempt(epoch=1))
     assert (await line.ask("r")).HasField("placement")
     assert line.sent[0].report.prefilled
     assert line.reports.dropped == 1
 
 
-async def test_reports_wait_for_a_message_with_placements_unless_room_is_wanted(
-    line: Line, operator: SchedulerClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reports_wait_for_a_message_with_placements_unless_room_is_wanted(line, operator, monkeypatch):
     monkeypatch.setattr(reporter_module, "RIDE_S", 60.0)
 
-    async def told(name: str) -> None:
+    async def told(name):
         await until(
             lambda: name in [one.attempt.request_id for sent in line.sent for one in sent.report.finished]
         )
@@ -128,7 +123,7 @@ async def test_reports_wait_for_a_message_with_placements_unless_room_is_wanted(
     assert not line.sent[-1].needs
 
 
-async def test_a_placement_can_use_room_reported_in_its_message() -> None:
+async def test_a_placement_can_use_room_reported_in_its_message():
     async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as operator:
         await operator.register(identity("m", max_num_seqs=1), pb.WORKER_STATE_READY)
         line = Line(server.address)
@@ -148,7 +143,7 @@ async def test_a_placement_can_use_room_reported_in_its_message() -> None:
         await line.close()
 
 
-async def test_requests_behind_an_unanswered_message_fail_with_it(line: Line) -> None:
+async def test_requests_behind_an_unanswered_message_fail_with_it(line):
     line.held.clear()
     stuck = asyncio.create_task(line.ask("stuck"))
     await line.asked(1)
@@ -162,7 +157,7 @@ async def test_requests_behind_an_unanswered_message_fail_with_it(line: Line) ->
     assert line.sizes == [1]
 
 
-async def test_close_fails_waiting_requests(line: Line) -> None:
+async def test_close_fails_waiting_requests(line):
     line.held.clear()
     stuck = asyncio.create_task(line.ask("stuck"))
     await line.asked(1)
@@ -174,37 +169,33 @@ async def test_close_fails_waiting_requests(line: Line) -> None:
             await one
 
 
-async def test_a_placement_is_returned_if_its_caller_has_left(line: Line, operator: SchedulerClient) -> None:
+async def test_a_placement_is_returned_if_its_caller_has_left(line, operator):
     line.held.clear()
     leaves = asyncio.create_task(line.ask("leaves"))
     await line.asked(1)
     leaves.cancel()
     line.held.set()
 
-    async def given_back() -> bool:
+    async def given_back():
         ends = [end.attempt.request_id for one in line.sent for end in one.report.finished]
         return ends == ["leaves"] and not await booked(operator)
 
     await until(given_back)
 
 
-async def test_a_placement_is_returned_if_its_caller_leaves_as_it_arrives(
-    line: Line, operator: SchedulerClient
-) -> None:
+async def test_a_placement_is_returned_if_its_caller_leaves_as_it_arrives(line, operator):
     leaves = asyncio.create_task(line.ask("leaves"))
     line.answered = lambda: asyncio.get_running_loop().call_soon(leaves.cancel)
     with pytest.raises(asyncio.CancelledError):
         await leaves
 
-    async def given_back() -> bool:
+    async def given_back():
         return not await booked(operator)
 
     await until(given_back)
 
 
-async def test_a_request_cancelled_before_the_message_is_not_sent(
-    line: Line, operator: SchedulerClient
-) -> None:
+async def test_a_request_cancelled_before_the_message_is_not_sent(line, operator):
     line.held.clear()
     first = asyncio.create_task(line.ask("first"))
     await line.asked(1)
@@ -217,7 +208,7 @@ async def test_a_request_cancelled_before_the_message_is_not_sent(
     assert await booked(operator) == ["first", "stays"]
 
 
-async def test_a_scheduler_stops_without_waiting_for_streams_and_the_next_one_is_found() -> None:
+async def test_a_scheduler_stops_without_waiting_for_streams_and_the_next_one_is_found():
     options = Options(address=f"127.0.0.1:{free_port()}")
     async with SchedulerClient(options.address, router_id="router") as router:
         for name in ("first", "second"):

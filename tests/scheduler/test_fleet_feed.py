@@ -1,9 +1,6 @@
 """Routers get changes of the fleet, with the same result as a full snapshot."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +8,8 @@ from hypothesis import strategies as st
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import fleet_feed
-from baton.scheduler.fleet_copy import FleetCopy
 from baton.scheduler.fleet_feed import FleetFeed
+from baton.scheduler.standby import FleetCopy
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord, booked_to_wire
 from harness.scheduling import Clock, identity
 
@@ -20,28 +17,27 @@ LEASE_S = 5.0
 NOW = Clock().now
 
 
-def record(name: str, **changes: Any) -> WorkerRecord:
+def record(name, **changes):
     one = WorkerRecord(identity(name), pb.WORKER_STATE_READY, None, Reserved(), False, NOW)
     for key, value in changes.items():
         setattr(one, key, value)
     return one
 
 
-def view(workers: dict[str, WorkerRecord]) -> FleetView:
+def view(workers):
     return FleetView(dict(workers))
 
 
-def reply(feed: FleetFeed, copy: FleetCopy, mine: dict[str, Reserved] | None = None) -> pb.SnapshotReply:
+def reply(feed, copy, mine=None):
     yours = [booked_to_wire(key, one) for key, one in (mine or {}).items()]
     return pb.SnapshotReply(fleet=feed.since(copy.feed, copy.revision), yours=yours)
 
 
-def shown(copy: FleetCopy) -> dict[str, bytes]:
+def shown(copy):
     return {key: one.SerializeToString(deterministic=True) for key, one in copy.workers.items()}
 
 
-def change(draw: random.Random, workers: dict[str, WorkerRecord]) -> None:
-    """Add, remove or change a worker."""
+def change(draw, workers):
     name = draw.choice("abcdef")
     what = draw.randrange(6)
     if what == 0:
@@ -60,7 +56,7 @@ def change(draw: random.Random, workers: dict[str, WorkerRecord]) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_changes_give_the_same_copy_as_a_full_snapshot(seed: int) -> None:
+def test_changes_give_the_same_copy_as_a_full_snapshot(seed):
     """This also holds if replies are lost, routers skip revisions, or another scheduler answers."""
     draw = random.Random(seed)
     feed, workers = FleetFeed(LEASE_S, Clock()), {"a": record("a")}
@@ -91,7 +87,7 @@ def test_changes_give_the_same_copy_as_a_full_snapshot(seed: int) -> None:
             assert set(copy.workers) == set(workers)
 
 
-def test_only_changes_are_sent_and_serialized_once() -> None:
+def test_only_changes_are_sent_and_serialized_once():
     feed, workers = FleetFeed(LEASE_S, Clock()), {f"w{number}": record(f"w{number}") for number in range(50)}
     first, second = FleetCopy(), FleetCopy()
     feed.refresh(view(workers), [])
@@ -112,7 +108,7 @@ def test_only_changes_are_sent_and_serialized_once() -> None:
     assert first.workers["w7"].identity == workers["w7"].identity
 
 
-def test_the_age_of_a_silent_workers_heartbeat_is_sent() -> None:
+def test_the_age_of_a_silent_workers_heartbeat_is_sent():
     feed, copy, workers = FleetFeed(LEASE_S, Clock()), FleetCopy(), {"a": record("a"), "b": record("b")}
     for age_s, told_s in (
         (0.4, 0.0),
@@ -128,7 +124,7 @@ def test_the_age_of_a_silent_workers_heartbeat_is_sent() -> None:
         assert copy.workers["b"].heartbeat_age_s == 0.0
 
 
-def test_a_router_with_an_old_revision_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_with_an_old_revision_gets_everything(monkeypatch):
     monkeypatch.setattr(fleet_feed, "GONE_KEPT", 3)
     feed, copy = FleetFeed(LEASE_S, Clock()), FleetCopy()
     workers = {f"w{number}": record(f"w{number}") for number in range(8)}

@@ -1,7 +1,5 @@
 """Random requests and workers with two schedulers, whose messages are late, duplicated or lost."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Sized
@@ -9,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from baton.attempts import EPOCH_KEEP_S, Attempt
+from baton.attempts import EPOCH_KEEP_S
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment, max_requests, usable_blocks
 from baton.scheduler.ledger import Ledger
@@ -29,14 +27,14 @@ STEPS = 500
 class Scheduler:
     """A scheduler that checks its invariants."""
 
-    def __init__(self, clock: Clock, draw: random.Random) -> None:
+    def __init__(self, clock, draw):
         self.ledger = Ledger(BOOKING_LEASE_S, clock)
         self.roster = Roster("t", WORKER_LEASE_S, self.ledger, clock)
         self.placer = Placer(self.roster, self.ledger, Policy(LIMITS, LIMITS.policy, draw), clock=clock)
         self._clock = clock
-        self._last: dict[str, tuple[tuple[int, bool], float]] = {}  # and since when
+        self._last = {}  # and since when
 
-    def check(self) -> None:
+    def check(self):
         assert not self.ledger.live.keys() & self.ledger._past.keys()
         live = [replace(one.booking, prefilled=one.prefilled) for one in self.ledger.live.values()]
         sums = held(live)
@@ -54,14 +52,14 @@ class Scheduler:
                 assert forgotten or now > last  # a later epoch, or the end of the same one
                 self._last[request_id] = now, self._clock.now
 
-    def within_limits(self, worker_id: str, *, prompts: bool = True, decodes: bool = True) -> None:
+    def within_limits(self, worker_id, *, prompts=True, decodes=True):
         worker = self.roster.view().workers[worker_id]
         assert not prompts or worker.reserved.prompt_tokens <= LIMITS.max_queued_prompt_tokens
         assert not decodes or worker.reserved.blocks <= usable_blocks(worker.capacity)
         limited = decodes and worker.role != pb.ROLE_ENCODE  # there prompt tokens are the limit
         assert not limited or worker.reserved.requests <= max_requests(worker.capacity, LIMITS)
 
-    def place(self, request_id: str, epoch: int, router: str, prompt: int) -> Booking | None:
+    def place(self, request_id, epoch, router, prompt):
         encode = request_id.endswith(("3", "7"))
         outcome = self.placer.place(need(request_id, epoch, prompt, 100, router_id=router, encode=encode))
         if not isinstance(outcome, Assignment):
@@ -82,7 +80,7 @@ class Link:
     cut: bool = False
     generation: str = ""  # the scheduler's generation
 
-    def add(self, what: RouterReport) -> None:
+    def add(self, what):
         if len(self.waiting) == QUEUED:
             self.waiting.popleft()
             self.generation = ""  # everything is reported again
@@ -99,14 +97,14 @@ class Router:
     epochs: dict[str, int] = field(default_factory=dict)
     renewed_at: float = 0.0
 
-    def tell(self, what: RouterReport) -> None:
+    def tell(self, what):
         for link in self.links:
             link.add(what)
 
-    def tell_again(self, link: Link) -> None:
+    def tell_again(self, link):
         link.add(RouterReport(placed=tuple(self.held.values())))
 
-    def deliver(self, at: int, scheduler: Scheduler, *, reply_lost: bool = False) -> None:
+    def deliver(self, at, scheduler, *, reply_lost=False):
         """Deliver the next report. If the reply is lost, the report stays in flight."""
         link = self.links[at]
         result = scheduler.ledger.report(link.waiting[0])
@@ -125,15 +123,15 @@ class Router:
 class World:
     """Two schedulers, a router with its home at each, and workers."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         self.draw = random.Random(seed)
         self.clock = Clock()
         self.schedulers = [Scheduler(self.clock, self.draw) for _ in range(2)]
         self.routers = [Router(f"r{number}", [Link(), Link()]) for number in range(2)]
-        self.silent: set[tuple[str, int]] = set()  # (worker, scheduler) whose heartbeats are lost
+        self.silent = set()  # (worker, scheduler) whose heartbeats are lost
         self.tick()
 
-    def tick(self) -> None:
+    def tick(self):
         """Pass half a second: send heartbeats, and renewals three times per lease."""
         self.clock.now += 0.5
         for number, scheduler in enumerate(self.schedulers):
@@ -148,11 +146,11 @@ class World:
                 router.renewed_at = self.clock.now
                 router.tell(report(renewed=[one.attempt for one in router.held.values()]))
 
-    def comes(self, name: str, number: int) -> None:
+    def comes(self, name, number):
         role = WORKERS[name]
         assert not self.schedulers[number].roster.register(identity(name, role), pb.WORKER_STATE_READY)
 
-    def place(self, router: Router, request_id: str) -> None:
+    def place(self, router, request_id):
         """Ask the home scheduler. If its reply is lost, the router gives up the epoch."""
         epoch = router.epochs[request_id] = router.epochs.get(request_id, 0) + 1
         home = self.schedulers[self.routers.index(router)]
@@ -166,7 +164,7 @@ class World:
         router.held[request_id] = placed
         router.links[1 - self.routers.index(router)].add(RouterReport(placed=(placed,)))
 
-    def step(self) -> None:
+    def step(self):
         draw = self.draw
         router, at = draw.choice(self.routers), draw.randrange(2)
         link, request_id = router.links[at], f"{router.name}.{draw.randrange(8)}"
@@ -198,7 +196,7 @@ class World:
         elif what < 0.995:
             self.schedulers[at] = Scheduler(self.clock, draw)
 
-    def settle(self) -> None:
+    def settle(self):
         """Deliver all messages for a lease."""
         self.silent.clear()
         for router in self.routers:
@@ -213,7 +211,7 @@ class World:
                         scheduler.check()
 
 
-def sizes(one: Ledger | Roster) -> dict[str, int]:
+def sizes(one):
     """Return the sizes of all containers that are not empty: a leak would grow with each request."""
     found = {name: len(value) for name, value in vars(one).items() if isinstance(value, Sized)}
     return {
@@ -224,7 +222,7 @@ def sizes(one: Ledger | Roster) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_schedulers_agree_after_late_and_lost_messages(seed: int) -> None:
+def test_schedulers_agree_after_late_and_lost_messages(seed):
     world = World(seed)
     for _ in range(STEPS):
         world.step()
@@ -259,7 +257,7 @@ def test_schedulers_agree_after_late_and_lost_messages(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_one_scheduler_never_exceeds_a_limit(seed: int) -> None:
+def test_one_scheduler_never_exceeds_a_limit(seed):
     draw, clock = random.Random(seed), Clock()
     scheduler = Scheduler(clock, draw)
     for name, role in WORKERS.items():
@@ -269,7 +267,7 @@ def test_one_scheduler_never_exceeds_a_limit(seed: int) -> None:
         placed = scheduler.place(f"{draw.randrange(60)}", number + 1, "r0", draw.randint(1, 400))
         full += placed is None
         live = [one.booking.attempt for one in scheduler.ledger.live.values()]
-        prefilled: list[Attempt] = draw.sample(live, min(len(live), draw.randrange(3)))
+        prefilled = draw.sample(live, min(len(live), draw.randrange(3)))
         finished = draw.sample(live, draw.randrange(2)) if live else []
         scheduler.ledger.report(report(prefilled=prefilled, finished=finished))
         scheduler.check()

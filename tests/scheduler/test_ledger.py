@@ -1,45 +1,32 @@
 """Attempts and their bookings: the effect of each event, whether early, late or duplicated."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from baton.attempts import EPOCH_KEEP_S, Attempt, image_id
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.ledger import HANDOFFS_KEPT, Ledger, Sums
-from baton.scheduler.types import Booking, ReportResult, Reserved, RouterReport
+from baton.scheduler.ledger import HANDOFFS_KEPT, Ledger
+from baton.scheduler.types import Booking, Reserved, RouterReport
 from harness.scheduling import Clock, report
 from tests.scheduler.conftest import BOOKING_LEASE_S
 
 ONE = Attempt("r", 1)
 PAIR = {"p": Reserved(100, 1, 0, 0), "d": Reserved(0, 1, 8, 0)}
 READ = {"d": Reserved(0, 1, 8, 1)}
-Event = Callable[[Ledger], ReportResult | None]
 
 
-def known(
-    request_id: str = "r",
-    epoch: int = 1,
-    *,
-    prefilled: bool = False,
-    prefill: str = "p",
-    decode: str = "d",
-    blocks: int = 8,
-    router: str = "router",
-) -> Booking:
+def known(request_id="r", epoch=1, *, prefilled=False, prefill="p", decode="d", blocks=8, router="router"):
     attempt = Attempt(request_id, epoch)
     return Booking(attempt, router, prefill, decode, 100, blocks, prefilled)
 
 
-def tells(*placed: Booking) -> RouterReport:
+def tells(*placed):
     return RouterReport(placed=placed)
 
 
-def booked(ledger: Ledger) -> Sums:
+def booked(ledger):
     """Return the bookings, which must equal those of the only router."""
     found = {name: replace(ledger.join(name)) for name in ("p", "d", "d2", "m")}
     found = {name: one for name, one in found.items() if not one.empty}
@@ -47,7 +34,7 @@ def booked(ledger: Ledger) -> Sums:
     return found
 
 
-def test_a_pair_is_booked_and_released(ledger: Ledger) -> None:
+def test_a_pair_is_booked_and_released(ledger):
     ledger.place(known("other"))
     ledger.place(known())
     assert booked(ledger) == {"p": Reserved(200, 2, 0, 0), "d": Reserved(0, 2, 16, 0)}
@@ -62,7 +49,7 @@ def test_a_pair_is_booked_and_released(ledger: Ledger) -> None:
     assert not ledger.live
 
 
-def test_one_worker_prefills_and_decodes(ledger: Ledger) -> None:
+def test_one_worker_prefills_and_decodes(ledger):
     ledger.place(known(prefill="", decode="m"))
     assert booked(ledger) == {"m": Reserved(100, 1, 8, 0)}
     ledger.report(report(prefilled=[ONE]))
@@ -71,7 +58,7 @@ def test_one_worker_prefills_and_decodes(ledger: Ledger) -> None:
     assert booked(ledger) == {}
 
 
-def test_shared_blocks_are_not_booked_twice(ledger: Ledger) -> None:
+def test_shared_blocks_are_not_booked_twice(ledger):
     for name in ("first", "r"):
         ledger.place(known(name))
     for blocks in (3, 3, 5):  # out of 8; a later report never books more
@@ -83,15 +70,15 @@ def test_shared_blocks_are_not_booked_twice(ledger: Ledger) -> None:
     assert booked(ledger) == PAIR
 
 
-def placed(what: Booking) -> Event:
+def placed(what):
     return lambda ledger: ledger.report(tells(what))
 
 
-def over(epoch: int) -> Event:
+def over(epoch):
     return lambda ledger: ledger.report(report(finished=[Attempt("r", epoch)]))
 
 
-def expired(ledger: Ledger) -> None:
+def expired(ledger):
     clock = ledger._clock
     assert isinstance(clock, Clock)
     clock.now += BOOKING_LEASE_S
@@ -113,9 +100,7 @@ LATER = known(epoch=2, decode="d2")
         (over(1), over(2), (2, True), {}),
     ],
 )
-def test_the_later_epoch_wins_in_any_order(
-    clock: Clock, first: Event, second: Event, last: tuple[int, bool], held: Sums
-) -> None:
+def test_the_later_epoch_wins_in_any_order(clock, first, second, last, held):
     for order in ((first, second), (second, first), (first, second, first)):
         ledger = Ledger(BOOKING_LEASE_S, clock)
         for event in order:
@@ -124,7 +109,7 @@ def test_the_later_epoch_wins_in_any_order(
         assert booked(ledger) == held
 
 
-def test_a_later_epoch_replaces_an_earlier_one(ledger: Ledger) -> None:
+def test_a_later_epoch_replaces_an_earlier_one(ledger):
     ledger.place(known())
     ledger.place(LATER)
     assert booked(ledger) == {"p": PAIR["p"], "d2": PAIR["d"]}
@@ -136,7 +121,7 @@ def test_a_later_epoch_replaces_an_earlier_one(ledger: Ledger) -> None:
     assert ledger.last("r") == (2, False)
 
 
-def test_a_finished_attempt_stays_finished(ledger: Ledger) -> None:
+def test_a_finished_attempt_stays_finished(ledger):
     ledger.place(known())
     ledger.report(report(finished=[ONE]))
     result = ledger.report(RouterReport(placed=(known(),), renewed=(ONE,)))
@@ -144,7 +129,7 @@ def test_a_finished_attempt_stays_finished(ledger: Ledger) -> None:
     assert (booked(ledger), ledger.last("r")) == ({}, (1, True))
 
 
-def test_an_end_before_its_booking_is_remembered(ledger: Ledger) -> None:
+def test_an_end_before_its_booking_is_remembered(ledger):
     """The router gave up waiting for the placement, or another scheduler placed it."""
     result = ledger.report(report(finished=[ONE], renewed=[ONE]))
     assert (result.stale, result.lost, result.fenced) == (0, [], [ONE])
@@ -154,13 +139,13 @@ def test_an_end_before_its_booking_is_remembered(ledger: Ledger) -> None:
     assert ledger.last("r") == (2, False)
 
 
-def test_events_of_unknown_attempts_change_nothing(ledger: Ledger) -> None:
+def test_events_of_unknown_attempts_change_nothing(ledger):
     result = ledger.report(report(prefilled=[ONE], renewed=[ONE], shared=[(ONE, 1)]))
     assert (result.stale, result.lost, result.fenced) == (0, [ONE], [])
     assert (booked(ledger), ledger.last("r")) == ({}, (0, False))
 
 
-def test_a_booking_expires_unless_it_is_renewed(ledger: Ledger, clock: Clock) -> None:
+def test_a_booking_expires_unless_it_is_renewed(ledger, clock):
     renewed = Attempt("renewed", 1)
     for name in ("r", "renewed"):
         ledger.place(known(name))
@@ -179,7 +164,7 @@ def test_a_booking_expires_unless_it_is_renewed(ledger: Ledger, clock: Clock) ->
     assert (ledger.expired, booked(ledger)) == (2, {})
 
 
-def test_an_expired_attempt_may_be_booked_again(ledger: Ledger) -> None:
+def test_an_expired_attempt_may_be_booked_again(ledger):
     ledger.place(known())
     expired(ledger)
     assert ledger.last("r") == (1, False)
@@ -192,7 +177,7 @@ def test_an_expired_attempt_may_be_booked_again(ledger: Ledger) -> None:
     assert ledger.last("r") == (1, True)
 
 
-def test_a_reported_booking_has_another_lease(ledger: Ledger, clock: Clock) -> None:
+def test_a_reported_booking_has_another_lease(ledger, clock):
     ledger.place(known())
     clock.now += BOOKING_LEASE_S - 1
     ledger.report(tells(known()))
@@ -201,11 +186,11 @@ def test_a_reported_booking_has_another_lease(ledger: Ledger, clock: Clock) -> N
     assert (set(ledger.live), ledger.expired) == ({"r"}, 0)
 
 
-def test_each_ledger_has_another_generation() -> None:
+def test_each_ledger_has_another_generation():
     assert Ledger(1.0).generation != Ledger(1.0).generation
 
 
-def test_history_is_newest_first_and_bounded(ledger: Ledger, clock: Clock) -> None:
+def test_history_is_newest_first_and_bounded(ledger, clock):
     names = [f"r{number}" for number in range(HANDOFFS_KEPT + 5)]
     for name in names:
         ledger.place(known(name))
@@ -223,7 +208,7 @@ def test_history_is_newest_first_and_bounded(ledger: Ledger, clock: Clock) -> No
     assert [len(few) for few in ledger.history(1)] == [1, 1]
 
 
-def test_images_are_not_in_the_history(ledger: Ledger) -> None:
+def test_images_are_not_in_the_history(ledger):
     image = image_id("r", 0)
     ledger.place(known(image))
     assert [one.attempt.request_id for one in ledger.history(1)[0]] == [image]
@@ -231,7 +216,7 @@ def test_images_are_not_in_the_history(ledger: Ledger) -> None:
     assert ledger.history(1) == ([], [])
 
 
-def test_epochs_are_remembered_for_a_while(ledger: Ledger, clock: Clock) -> None:
+def test_epochs_are_remembered_for_a_while(ledger, clock):
     ledger.place(known())
     ledger.report(report(finished=[ONE]))
     clock.now += EPOCH_KEEP_S - 0.001
@@ -250,7 +235,7 @@ def test_epochs_are_remembered_for_a_while(ledger: Ledger, clock: Clock) -> None
     assert ledger.last("r") == (0, False)
 
 
-def test_an_updated_epoch_does_not_delay_the_expiry_of_others(ledger: Ledger, clock: Clock) -> None:
+def test_an_updated_epoch_does_not_delay_the_expiry_of_others(ledger, clock):
     for name in ("r", "other"):
         ledger.report(report(finished=[Attempt(name, 1)]))
     clock.now += 1
@@ -260,7 +245,7 @@ def test_an_updated_epoch_does_not_delay_the_expiry_of_others(ledger: Ledger, cl
     assert (ledger.last("r"), ledger.last("other")) == ((2, True), (0, False))
 
 
-def test_superseded_attempts_leave_no_leases(ledger: Ledger, clock: Clock) -> None:
+def test_superseded_attempts_leave_no_leases(ledger, clock):
     for epoch in range(1, 100):
         ledger.place(known(epoch=epoch))
     for _ in range(2):
@@ -269,7 +254,7 @@ def test_superseded_attempts_leave_no_leases(ledger: Ledger, clock: Clock) -> No
     assert (len(ledger.live), len(ledger._looks)) == (1, 1)
 
 
-def test_finished_requests_are_forgotten(clock: Clock) -> None:
+def test_finished_requests_are_forgotten(clock):
     ledger = Ledger(1.0, clock)
     kept = 100
     for number in range(20 * kept):

@@ -1,8 +1,5 @@
 """Needs and their messages."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import fields, replace
 
 import pytest
@@ -29,7 +26,7 @@ FULL = Need(
 )
 
 
-def test_every_field_is_sent() -> None:
+def test_every_field_is_sent():
     bare = need("other", 1, 1, 0, router_id="")
     full = replace(FULL, encode=True)
     same = [one.name for one in fields(Need) if getattr(full, one.name) == getattr(bare, one.name)]
@@ -39,7 +36,7 @@ def test_every_field_is_sent() -> None:
     assert need_from_wire(need_to_wire(bare)) == bare
 
 
-def test_messages_of_earlier_releases_are_understood() -> None:
+def test_messages_of_earlier_releases_are_understood():
     """These bytes were made when the messages had other names, and one more field."""
     raw = bytes.fromhex(
         "0a570a01721206726f7574657218032064280a3a01614206302e33322e304a0266315100000000000004405a"
@@ -58,6 +55,6 @@ def test_messages_of_earlier_releases_are_understood() -> None:
         *((lambda room=room: need(room=room), f"room is {room}") for room in (0.0, -1.0, 1.1)),
     ],
 )
-def test_invalid_needs(make: Callable[[], Need], why: str) -> None:
+def test_invalid_needs(make, why):
     with pytest.raises(ValueError, match=f"request 'r'.*{why}"):
         make()

@@ -1,13 +1,9 @@
 """Test that a scheduler process places requests with a scorer from another package."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -24,17 +20,17 @@ PREFIXES = [number * 0x0101_0101_0101 for number in range(24)]
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(tmp_path_factory):
     """Return the folder where pip installed the package."""
     return install(PACKAGE, tmp_path_factory.mktemp("package"))
 
 
-def command(address: str) -> list[str]:
+def command(address):
     return [str(BATON), "scheduler", "--scheduler", address, "--policy", json.dumps(POLICY)]
 
 
 @pytest.fixture
-def address(installed: Path) -> Iterator[str]:
+def address(installed):
     """Return the address of a scheduler that uses the package's scorer."""
     port = free_port()
     path = os.pathsep.join([str(installed), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
@@ -47,7 +43,7 @@ def address(installed: Path) -> Iterator[str]:
         assert process.wait(20 * PATIENCE) == 0
 
 
-async def place(client: SchedulerClient, request_id: str, prefix: int) -> str:
+async def place(client, request_id, prefix):
     """Place and finish a request; return its prefill worker."""
     asked = need(request_id, 1, 20, 1, router_id="router", prefix=PromptKeys((prefix, len(request_id)), 10))
     placement = await client.place(asked)
@@ -56,7 +52,7 @@ async def place(client: SchedulerClient, request_id: str, prefix: int) -> str:
     return placement.prefill.worker_id
 
 
-async def test_prompts_with_the_same_prefix_go_to_the_same_worker(address: str) -> None:
+async def test_prompts_with_the_same_prefix_go_to_the_same_worker(address):
     async with SchedulerClient(address, router_id="router") as client:
         for name, role in (("p1", pb.ROLE_PREFILL), ("p2", pb.ROLE_PREFILL), ("d", pb.ROLE_DECODE)):
             who = identity(name, role, max_num_seqs=100, num_blocks=10_000)
@@ -67,7 +63,7 @@ async def test_prompts_with_the_same_prefix_go_to_the_same_worker(address: str) 
         assert set(first) == {"p1", "p2"}
 
 
-def test_the_name_is_unknown_without_the_package() -> None:
+def test_the_name_is_unknown_without_the_package():
     done = subprocess.run(
         command(f"127.0.0.1:{free_port()}"), capture_output=True, text=True, timeout=CALL_S, check=False
     )

@@ -1,20 +1,18 @@
 """The best draft acceptance of a worker's peers."""
 
-from __future__ import annotations
-
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.peers import PEERS_AGE_S, Peers
+from baton.scheduler.roster import PEERS_AGE_S, Peers
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
-from harness.scheduling import Clock, identity
+from harness.scheduling import identity
 
 
-def drafting(name: str, method: str, reference: float) -> WorkerRecord:
+def drafting(name, method, reference):
     load = pb.WorkerLoad(drafting=pb.Drafting(learned_reference=reference))
     who = identity(name, speculative_method=method)
     return WorkerRecord(who, pb.WORKER_STATE_READY, load, Reserved(), False, 5.0)
 
 
-def test_each_worker_gets_the_best_reference_of_the_others_with_its_method(clock: Clock) -> None:
+def test_each_worker_gets_the_best_reference_of_the_others_with_its_method(clock):
     peers = Peers(clock)
     workers = [drafting("a", "eagle", 0.5), drafting("b", "eagle", 0.8), drafting("c", "mtp", 0.9)]
     view = FleetView({one.worker_id: one for one in workers})

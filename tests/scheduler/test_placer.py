@@ -1,7 +1,5 @@
 """Choosing and booking."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -10,41 +8,38 @@ import pytest
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment
-from baton.scheduler.ledger import Ledger
-from baton.scheduler.need import Need
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import NoChoice, Policy
-from baton.scheduler.roster import Roster
-from baton.scheduler.types import PlacementLimits, Reserved, RouterReport
-from harness.scheduling import LIMITS, Clock, Options, need, register, report
+from baton.scheduler.types import Reserved, RouterReport
+from harness.scheduling import LIMITS, Options, need, register, report
 from tests.scheduler.conftest import BOOKING_LEASE_S
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 FULL, STALE = pb.Rejection.CODE_FULL, pb.Rejection.CODE_STALE_EPOCH
 
 
-def made(roster: Roster, ledger: Ledger, clock: Clock, limits: PlacementLimits = LIMITS) -> Placer:
+def made(roster, ledger, clock, limits=LIMITS):
     return Placer(roster, ledger, Policy(limits, LIMITS.policy, random.Random(1)), clock=clock)
 
 
 @pytest.fixture
-def placer(roster: Roster, ledger: Ledger, clock: Clock) -> Placer:
+def placer(roster, ledger, clock):
     return made(roster, ledger, clock)
 
 
-def placed(placer: Placer, what: Need) -> Assignment:
+def placed(placer, what):
     outcome = placer.place(what)
     assert isinstance(outcome, Assignment), outcome
     return outcome
 
 
-def refused(placer: Placer, what: Need) -> pb.Rejection.Code:
+def refused(placer, what):
     outcome = placer.place(what)
     assert isinstance(outcome, NoChoice), outcome
     return outcome.code
 
 
-def test_a_pair_is_chosen_and_booked(placer: Placer, roster: Roster, ledger: Ledger) -> None:
+def test_a_pair_is_chosen_and_booked(placer, roster, ledger):
     register(roster, "p", P)
     register(roster, "d", D)
     found = placed(placer, need(prompt=100, new=10))
@@ -61,7 +56,7 @@ def test_a_pair_is_chosen_and_booked(placer: Placer, roster: Roster, ledger: Led
     assert reserved == {"p": Reserved(100, 1, 0, 0), "d": Reserved(0, 1, 8, 0)}
 
 
-def test_each_booking_counts_at_once(placer: Placer, roster: Roster) -> None:
+def test_each_booking_counts_at_once(placer, roster):
     for name in ("a", "b"):
         register(roster, name)
     names = [placed(placer, need(f"r{number}", prompt=1)).decode.worker_id for number in range(8)]
@@ -69,7 +64,7 @@ def test_each_booking_counts_at_once(placer: Placer, roster: Roster) -> None:
 
 
 @pytest.mark.parametrize("bound", ["prompt tokens", "requests", "blocks"])
-def test_each_limit_is_exact(roster: Roster, ledger: Ledger, clock: Clock, *, bound: str) -> None:
+def test_each_limit_is_exact(roster, ledger, clock, *, bound):
     """Only a worker with an empty queue takes a prompt above the limit."""
     placer = made(roster, ledger, clock, Options(idle_decode_tokens=0))
     register(roster, "p", P, max_model_len=4_096, num_blocks=1_000)
@@ -91,7 +86,7 @@ def test_each_limit_is_exact(roster: Roster, ledger: Ledger, clock: Clock, *, bo
         placed(placer, need("less", prompt=572, new=0))  # 36
 
 
-def test_epochs_only_rise(placer: Placer, roster: Roster, ledger: Ledger, clock: Clock) -> None:
+def test_epochs_only_rise(placer, roster, ledger, clock):
     """Even if the last one has ended, has expired or ended before its placement, or all workers are full."""
     register(roster, "m", max_num_seqs=1)
     placed(placer, need(epoch=2))
@@ -112,7 +107,7 @@ def test_epochs_only_rise(placer: Placer, roster: Roster, ledger: Ledger, clock:
     assert ledger.expired == 2
 
 
-def test_the_oldest_request_of_all_routers_goes_first(placer: Placer, roster: Roster, ledger: Ledger) -> None:
+def test_the_oldest_request_of_all_routers_goes_first(placer, roster, ledger):
     register(roster, "m", max_num_seqs=1)
     for name in ("a", "b"):
         placed(placer, need(name))
@@ -126,9 +121,7 @@ def test_the_oldest_request_of_all_routers_goes_first(placer: Placer, roster: Ro
     placed(placer, need("mine"))
 
 
-def test_bookings_of_other_schedulers_may_exceed_limits(
-    placer: Placer, roster: Roster, ledger: Ledger
-) -> None:
+def test_bookings_of_other_schedulers_may_exceed_limits(placer, roster, ledger):
     """Two schedulers may use the same room. Nothing more is placed until there is room again."""
     register(roster, "m")
     for number in range(8):

@@ -1,7 +1,5 @@
 """The policy's choices and rejections."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from math import comb
@@ -10,7 +8,7 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import BadPolicy
-from baton.scheduler.need import Adapter, Need
+from baton.scheduler.need import Adapter
 from baton.scheduler.policy import NoChoice, Policy, WorkerChoice
 from baton.scheduler.policy import choose as choose_module
 from baton.scheduler.policy.pickers import Best
@@ -25,31 +23,16 @@ NO_WORKERS = pb.Rejection.CODE_NO_WORKERS
 CROWDED = Reserved(prompt_tokens=1_000, requests=8, blocks=99)
 
 
-def worker(
-    name: str,
-    role: pb.Role,
-    reserved: Reserved | None = None,
-    *,
-    state: pb.WorkerState = pb.WORKER_STATE_READY,
-    load: pb.WorkerLoad | None = None,
-    drain: bool = False,
-    **changes: object,
-) -> WorkerRecord:
-    who = identity(name, role, **changes)  # type: ignore[arg-type]
+def worker(name, role, reserved=None, *, state=pb.WORKER_STATE_READY, load=None, drain=False, **changes):
+    who = identity(name, role, **changes)
     return WorkerRecord(who, state, load, reserved or Reserved(), drain, 5.0)
 
 
-def choose(
-    what: Need,
-    *workers: WorkerRecord,
-    handoff_min: int = 0,
-    idle_decode: int = LIMITS.idle_decode_tokens,
-    **config: object,
-) -> tuple[str, str]:
+def choose(what, *workers, handoff_min=0, idle_decode=LIMITS.idle_decode_tokens, **config):
     """Return (prefill, decode) or (code, message)."""
     limits = replace(LIMITS, handoff_min_tokens=handoff_min, idle_decode_tokens=idle_decode)
     view = FleetView({one.worker_id: one for one in workers})
-    options = PolicySettings(picker="best", **config)  # type: ignore[arg-type]
+    options = PolicySettings(picker="best", **config)
     choice = Policy(limits, options, random.Random(1)).choose(view, what)
     if isinstance(choice, WorkerChoice):
         return (choice.prefill.worker_id if choice.prefill else "", choice.decode.worker_id)
@@ -57,11 +40,11 @@ def choose(
     return (pb.Rejection.Code.Name(choice.code).removeprefix("CODE_"), choice.message)
 
 
-def test_a_pair_comes_before_a_mixed_worker() -> None:
+def test_a_pair_comes_before_a_mixed_worker():
     assert choose(need(), worker("m", M), worker("d", D), worker("p", P)) == ("p", "d")
 
 
-def test_a_request_needs_workers_with_its_adapter() -> None:
+def test_a_request_needs_workers_with_its_adapter():
     """Both workers must have it, with the same files as the router."""
     wanted = replace(need(), adapter=Adapter("sql", "f5"))
     able = [worker("p1", P), worker("d1", D)]
@@ -79,7 +62,7 @@ def test_a_request_needs_workers_with_its_adapter() -> None:
     assert message.endswith(": p2 has other files than the router under the adapter's name 'sql'")
 
 
-def test_two_revisions_and_two_versions_of_vllm() -> None:
+def test_two_revisions_and_two_versions_of_vllm():
     """Pairs have equal weights. Requests that have begun keep their weights, and routers their vLLM."""
     old = [worker("p1", P), worker("d1", D)]
     new = [worker("p2", P, fingerprint="f2"), worker("d2", D, fingerprint="f2")]
@@ -99,7 +82,7 @@ def test_two_revisions_and_two_versions_of_vllm() -> None:
 
 
 @pytest.mark.parametrize("crowded", ["p", "d"])
-def test_mixed_workers_take_the_overflow(crowded: str) -> None:
+def test_mixed_workers_take_the_overflow(crowded):
     workers = [
         worker(name, role, CROWDED if name == crowded else None) for name, role in (("p", P), ("d", D))
     ]
@@ -107,11 +90,11 @@ def test_mixed_workers_take_the_overflow(crowded: str) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "expected"), [(99, ("", "d")), (100, ("p", "d"))])
-def test_a_short_prompt_is_not_handed_over(prompt: int, expected: tuple[str, str]) -> None:
+def test_a_short_prompt_is_not_handed_over(prompt, expected):
     assert choose(need(prompt=prompt), worker("p", P), worker("d", D), handoff_min=100) == expected
 
 
-def test_a_short_prompt_goes_to_the_best_mixed_or_decode_worker() -> None:
+def test_a_short_prompt_goes_to_the_best_mixed_or_decode_worker():
     busy = Reserved(requests=3, blocks=30)
     assert choose(need(), worker("d", D, busy), worker("m", M), worker("p", P), handoff_min=500) == ("", "m")
     assert choose(need(), worker("d", D), worker("m", M, busy), worker("p", P), handoff_min=500) == ("", "d")
@@ -127,17 +110,17 @@ def test_a_short_prompt_goes_to_the_best_mixed_or_decode_worker() -> None:
         [worker("failed", P)],
     ],
 )
-def test_a_decode_worker_stands_in_for_lost_prefill_workers(lost: list[WorkerRecord]) -> None:
+def test_a_decode_worker_stands_in_for_lost_prefill_workers(lost):
     assert choose(need("r", 2, 100, 10, "failed"), worker("d", D), *lost) == ("", "d")
 
 
 IDLE = pb.WorkerLoad(free_blocks=99)
 
 
-def test_an_idle_decode_worker_prefills_while_others_queue() -> None:
+def test_an_idle_decode_worker_prefills_while_others_queue():
     """It does so only while its own queue is shorter and it decodes nothing."""
 
-    def chosen(queued: int, own: int, load: pb.WorkerLoad | None, decoding: int = 1) -> tuple[str, str]:
+    def chosen(queued, own, load, decoding=1):
         reader, booked = worker("p", P, Reserved(prompt_tokens=queued)), Reserved(own, decoding=decoding)
         return choose(need(prompt=100), reader, worker("d", D, booked, load=load))
 
@@ -153,14 +136,14 @@ def test_an_idle_decode_worker_prefills_while_others_queue() -> None:
     assert chosen(300, 0, running, decoding=0) == alone  # its last request ended after the heartbeat
 
 
-def test_an_idle_decode_worker_has_a_limit() -> None:
+def test_an_idle_decode_worker_has_a_limit():
     reader, own = worker("p", P, Reserved(prompt_tokens=500)), Reserved(prompt_tokens=200)
     for bound, expected in ((300, ("", "d")), (299, ("p", "d")), (0, ("p", "d"))):
         idle = worker("d", D, own, load=IDLE)
         assert choose(need(prompt=100), reader, idle, idle_decode=bound) == expected
 
 
-def test_an_idle_decode_worker_does_not_help_lower_classes() -> None:
+def test_an_idle_decode_worker_does_not_help_lower_classes():
     reader, idle = worker("p", P, Reserved(prompt_tokens=300)), worker("d", D, load=IDLE)
     assert choose(need(prompt=100), reader, idle) == ("", "d")
     assert choose(replace(need(prompt=100), room=0.75), reader, idle) == ("p", "d")
@@ -169,7 +152,7 @@ def test_an_idle_decode_worker_does_not_help_lower_classes() -> None:
 PROMPTS = "1000 of 1000 prompt tokens: scheduler.max_queued_prompt_tokens"
 
 
-def test_nothing_stands_in_for_full_prefill_workers() -> None:
+def test_nothing_stands_in_for_full_prefill_workers():
     code, message = choose(need(), worker("p", P, CROWDED), worker("d", D))
     assert (code, message) == ("FULL", f"no worker can prefill: all are full (p: {PROMPTS})")
 
@@ -179,13 +162,11 @@ SHORT_OR_NOT = pytest.mark.parametrize("handoff_min", [0, 500])
 
 @SHORT_OR_NOT
 @pytest.mark.parametrize("lost", [[], [worker("d", D, drain=True)], [worker("failed", D)]])
-def test_a_prefill_worker_stands_in_for_lost_decode_workers(
-    lost: list[WorkerRecord], handoff_min: int
-) -> None:
+def test_a_prefill_worker_stands_in_for_lost_decode_workers(lost, handoff_min):
     what = need("r", 2, 100, 10, "failed")
     able = worker("p", P)
 
-    def chosen(*workers: WorkerRecord) -> tuple[str, str]:
+    def chosen(*workers):
         return choose(what, able, *workers, *lost, handoff_min=handoff_min)
 
     assert chosen() == ("", "p")
@@ -194,17 +175,17 @@ def test_a_prefill_worker_stands_in_for_lost_decode_workers(
 
 
 @SHORT_OR_NOT
-def test_nothing_stands_in_for_full_decode_workers(handoff_min: int) -> None:
+def test_nothing_stands_in_for_full_decode_workers(handoff_min):
     code, message = choose(need(), worker("p", P), worker("d", D, CROWDED), handoff_min=handoff_min)
     assert code == "FULL"
     assert ": all are full (d: " in message
 
 
-def test_no_workers() -> None:
+def test_no_workers():
     assert choose(need()) == ("NO_WORKERS", "no worker to take the request is registered")
 
 
-def test_the_rejection_is_the_most_hopeful_one() -> None:
+def test_the_rejection_is_the_most_hopeful_one():
     large = need(prompt=900)
     small = {"max_model_len": 512}
     assert choose(large, worker("m", M, **small))[0] == "TOO_LARGE"
@@ -220,8 +201,8 @@ def test_the_rejection_is_the_most_hopeful_one() -> None:
     )
 
 
-def test_a_pair_must_have_compatible_kv() -> None:
-    def message(there: dict[str, str], here: dict[str, str]) -> str:
+def test_a_pair_must_have_compatible_kv():
+    def message(there, here):
         code, found = choose(
             need(),
             worker("p", P, compatibility_hash="aa", facts=there),
@@ -238,12 +219,12 @@ def test_a_pair_must_have_compatible_kv() -> None:
     assert "(speculative method: none on prefill, mtp on decode)" in message(plain, drafting)
 
 
-def test_a_pair_must_share_a_transport() -> None:
+def test_a_pair_must_share_a_transport():
     code, message = choose(need(), worker("p", P, transports=["shm"]), worker("d", D, transports=["tcp"]))
     assert (code, "p and decode worker d share no transport (shm; tcp)" in message) == ("NO_WORKERS", True)
 
 
-def test_a_decode_worker_without_a_compatible_prefill_worker_is_skipped() -> None:
+def test_a_decode_worker_without_a_compatible_prefill_worker_is_skipped():
     workers = [
         worker("p", P, compatibility_hash="aa"),
         worker("free", D, compatibility_hash="bb"),
@@ -252,12 +233,12 @@ def test_a_decode_worker_without_a_compatible_prefill_worker_is_skipped() -> Non
     assert choose(need(), *workers) == ("p", "busy")
 
 
-def test_the_prefill_worker_with_fewest_queued_tokens_is_best() -> None:
+def test_the_prefill_worker_with_fewest_queued_tokens_is_best():
     workers = [worker("long", P, Reserved(prompt_tokens=500)), worker("short", P, Reserved(prompt_tokens=20))]
     assert choose(need(), *workers, worker("d", D)) == ("short", "d")
 
 
-def test_the_decode_worker_with_fewest_requests_or_most_blocks_is_best() -> None:
+def test_the_decode_worker_with_fewest_requests_or_most_blocks_is_best():
     prefill = worker("p", P)
     assert (
         choose(need(), prefill, worker("a", D, Reserved(requests=2)), worker("b", D, Reserved(requests=1)))[1]
@@ -269,13 +250,13 @@ def test_the_decode_worker_with_fewest_requests_or_most_blocks_is_best() -> None
     )
 
 
-def test_a_heartbeat_counts_if_it_is_higher_than_the_bookings() -> None:
+def test_a_heartbeat_counts_if_it_is_higher_than_the_bookings():
     loaded = worker("a", D, load=pb.WorkerLoad(running=4, waiting=2, free_blocks=10))
     idle = worker("b", D, load=pb.WorkerLoad(free_blocks=99))
     assert choose(need(), worker("p", P), loaded, idle)[1] == "b"
 
 
-def test_scores_stay_within_bounds() -> None:
+def test_scores_stay_within_bounds():
     over = Reserved(prompt_tokens=10**6, requests=10**4, blocks=10**4)
     for scorer in (QueuedPromptTokens(LIMITS), RunningRequests(LIMITS), FreeBlocks(LIMITS)):
         assert scorer.score(worker("w", M, over), need()) == 0.0
@@ -284,16 +265,15 @@ def test_scores_stay_within_bounds() -> None:
         assert 0.0 <= scorer.score(worker("w", M, Reserved(500, 4, 50)), need()) < free
 
 
-def test_free_blocks_include_look_ahead() -> None:
+def test_free_blocks_include_look_ahead():
     scorer = FreeBlocks(LIMITS)
     plain = scorer.score(worker("w", D, lookahead_tokens=1), need(prompt=96, new=0))
     ahead = scorer.score(worker("w", D, lookahead_tokens=17), need(prompt=96, new=0))
     assert plain - ahead == pytest.approx(1 / 99)
 
 
-def drawn(workers: list[WorkerRecord], what: Need, times: int, seed: int = 7, **config: object) -> list[str]:
-    """Return the decode workers of this many choices."""
-    policy = Policy(LIMITS, PolicySettings(**config), random.Random(seed))  # type: ignore[arg-type]
+def drawn(workers, what, times, seed=7, **config):
+    policy = Policy(LIMITS, PolicySettings(**config), random.Random(seed))
     view = FleetView({one.worker_id: one for one in workers})
     choices = [policy.choose(view, what) for _ in range(times)]
     assert all(isinstance(one, WorkerChoice) for one in choices)
@@ -302,7 +282,7 @@ def drawn(workers: list[WorkerRecord], what: Need, times: int, seed: int = 7, **
 
 @pytest.mark.parametrize("full", [0, 30, 300])
 @pytest.mark.parametrize(("picker", "draws"), [("power_of_two", 2), ("power_of_four", 4)])
-def test_the_best_of_a_few_random_workers_is_picked(full: int, picker: str, draws: int) -> None:
+def test_the_best_of_a_few_random_workers_is_picked(full, picker, draws):
     mixed = [worker(f"w{number}", M, Reserved(blocks=80 - 8 * number)) for number in range(10)]
     others = [worker(f"full{number}", M, CROWDED) for number in range(full)]
     picks = drawn([*mixed, *others], need(), 800, picker=picker)
@@ -317,7 +297,7 @@ def test_the_best_of_a_few_random_workers_is_picked(full: int, picker: str, draw
     assert drawn(mixed[:1], need(), 1, picker=picker) == ["w0"]
 
 
-def test_the_last_workers_with_room_are_also_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_workers_with_room_are_also_drawn(monkeypatch):
     """If no drawn worker has room, workers are drawn from all that have."""
     monkeypatch.setattr(choose_module, "LOOKS", 1)
     free = [worker(f"d{at}", D, Reserved(requests=at)) for at in range(8)]
@@ -327,13 +307,13 @@ def test_the_last_workers_with_room_are_also_drawn(monkeypatch: pytest.MonkeyPat
     assert names.count("d0") < 0.65 * len(names)
 
 
-def test_best_breaks_ties_at_random() -> None:
+def test_best_breaks_ties_at_random():
     scored = [(worker("a", M), 0.5), (worker("b", M), 0.5), (worker("c", M), 0.1)]
     rng = random.Random(1)
     assert {Best(LIMITS).pick(scored, rng).worker_id for _ in range(50)} == {"a", "b"}
 
 
-def test_names_are_checked() -> None:
+def test_names_are_checked():
     with pytest.raises(
         BadPolicy, match=r"^scheduler\.policy: there is no policy part 'prefix'; there are: best"
     ):
@@ -344,7 +324,7 @@ def test_names_are_checked() -> None:
         Policy(LIMITS, PolicySettings(filters=["free_blocks"]))
 
 
-def test_a_worker_with_staging_room_is_preferred() -> None:
+def test_a_worker_with_staging_room_is_preferred():
     full, empty = (pb.WorkerLoad(pinned_bytes=pinned, staging_bytes=100) for pinned in (90, 0))
     pair = worker("a", P, load=full), worker("b", P, load=empty)
     assert choose(need(), *pair, worker("d", D)) == ("b", "d")
@@ -355,7 +335,7 @@ def test_a_worker_with_staging_room_is_preferred() -> None:
     assert scorer.score(worker("without handoffs", P, load=pb.WorkerLoad()), need()) == 1.0
 
 
-def test_weights_decide_between_scorers() -> None:
+def test_weights_decide_between_scorers():
     few_requests = worker("few", D, Reserved(requests=1, blocks=80))
     many_blocks = worker("many", D, Reserved(requests=6, blocks=0))
     pair = (worker("p", P), few_requests, many_blocks)
@@ -363,16 +343,16 @@ def test_weights_decide_between_scorers() -> None:
     assert choose(need(), *pair, scorers={"running_requests": 1.0, "free_blocks": 9.0})[1] == "many"
 
 
-def test_without_scorers_all_workers_are_equal() -> None:
+def test_without_scorers_all_workers_are_equal():
     names = {choose(need(f"r{number}"), worker("a", M), worker("b", M), scorers={})[1] for number in range(3)}
     assert names <= {"a", "b"}
 
 
 E = pb.ROLE_ENCODE
-NO_KV: dict[str, object] = {"block_size": 0, "num_blocks": 0}
+NO_KV = {"block_size": 0, "num_blocks": 0}
 
 
-def test_an_encode_goes_to_an_encode_worker_and_nothing_else_does() -> None:
+def test_an_encode_goes_to_an_encode_worker_and_nothing_else_does():
     encoder = worker("e", E, **NO_KV)
     others = [worker("p", P), worker("d", D), worker("m", M)]
     image = need(new=0, encode=True)
@@ -385,7 +365,7 @@ def test_an_encode_goes_to_an_encode_worker_and_nothing_else_does() -> None:
 
 
 @pytest.mark.parametrize("prompt", [10, 100, 1_000])
-def test_an_encode_worker_never_gets_a_prompt(prompt: int) -> None:
+def test_an_encode_worker_never_gets_a_prompt(prompt):
     """This holds whichever workers are missing, full or excluded."""
     random_ = random.Random(prompt)
     states = [None, Reserved(), CROWDED]
@@ -397,6 +377,6 @@ def test_an_encode_worker_never_gets_a_prompt(prompt: int) -> None:
         assert "e" not in chosen
 
 
-def test_images_are_spread_over_encode_workers() -> None:
+def test_images_are_spread_over_encode_workers():
     busy = worker("e1", E, Reserved(prompt_tokens=500, requests=1))
     assert choose(need(new=0, encode=True), busy, worker("e2", E)) == ("", "e2")

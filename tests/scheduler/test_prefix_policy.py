@@ -1,13 +1,9 @@
 """Choices by cached prefixes, and choices among many workers."""
 
-from __future__ import annotations
-
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,17 +11,15 @@ from prometheus_client import CollectorRegistry
 from baton.prefix_keys import PromptKeys, key_of
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import knowledge
-from baton.scheduler.booking import Source, booking_of
+from baton.scheduler.booking import booking_of
 from baton.scheduler.knowledge import LATE_S, Knowledge
 from baton.scheduler.metrics import PrefixMetrics
-from baton.scheduler.need import Need
 from baton.scheduler.policy import Policy, WorkerChoice
 from baton.scheduler.policy.filters import HasRoom
 from baton.scheduler.policy.scorers import COMPUTED, GUESSED_SPEED, MEASURED_S, PrefillWork
 from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.match import Match
-from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
-from baton.scheduler.types import FleetView, Reserved, WorkerRecord
+from baton.scheduler.prefixes.prefix_ledger import Match, PrefixLedger
+from baton.scheduler.types import FleetView, Reserved
 from baton.services.config import PolicySettings
 from harness.scheduling import LIMITS, Clock, need
 from tests.scheduler.test_policy import D, M, P, worker
@@ -39,26 +33,22 @@ KEYS = tuple(key_of(number << 32, number) for number in range(1, 65))
 class Held:
     """A fleet, and how many blocks of one prompt its workers hold."""
 
-    def __init__(
-        self, workers: Iterable[WorkerRecord], held: dict[str, int], clock: Clock | None = None
-    ) -> None:
+    def __init__(self, workers, held, clock=None):
         self.view = FleetView({one.worker_id: one for one in workers})
         self.ledger = PrefixLedger(PrefixIndex(100_000), clock or Clock())
         for name, blocks in held.items():
             self.ledger.hear(name, pb.BlockOperations(instance=1, operations=KEYS[:blocks]))
         self.ledger.keep({key: one.role for key, one in self.view.workers.items()})
 
-    def need(self, blocks: int) -> Need:
+    def need(self, blocks):
         tokens = blocks * BLOCK
         prompt = PromptKeys(KEYS[:blocks], BLOCK)
         return replace(need(prompt=tokens), prefix=prompt, match=Match(self.ledger, prompt, tokens))
 
-    def chosen(
-        self, blocks: int, times: int = 1, handoff_min: int = 0, **limits: Any
-    ) -> Counter[tuple[str, str]]:
+    def chosen(self, blocks, times=1, handoff_min=0, **limits):
         options = replace(LIMITS, handoff_min_tokens=handoff_min, **limits)
         policy = Policy(options, HOLDERS_DECODE, random.Random(1))
-        found: Counter[tuple[str, str]] = Counter()
+        found = Counter()
         for _ in range(times):
             choice = policy.choose(self.view, self.need(blocks))
             assert isinstance(choice, WorkerChoice)
@@ -66,12 +56,12 @@ class Held:
         return found
 
 
-def pairs(number: int, **reserved: Reserved) -> list[WorkerRecord]:
+def pairs(number, **reserved):
     names = [(f"{side}{one}", role) for one in range(number) for side, role in (("p", P), ("d", D))]
     return [worker(name, role, reserved.get(name)) for name, role in names]
 
 
-def test_by_default_repeated_prompts_are_spread_over_decode_workers() -> None:
+def test_by_default_repeated_prompts_are_spread_over_decode_workers():
     held = Held(pairs(2), {"p1": 4, "d1": 4})
     policy = Policy(LIMITS, PolicySettings(), random.Random(1))
     choices = [policy.choose(held.view, held.need(4)) for _ in range(40)]
@@ -81,20 +71,20 @@ def test_by_default_repeated_prompts_are_spread_over_decode_workers() -> None:
 
 
 @pytest.mark.parametrize("number", [2, 8, 200])
-def test_a_prompt_goes_to_the_worker_that_holds_most_of_it(number: int) -> None:
+def test_a_prompt_goes_to_the_worker_that_holds_most_of_it(number):
     held = Held(pairs(number), {"p1": 50, "p0": 20, "d1": 60})
     assert held.chosen(60, 20) == {("p1", "d1"): 20}
 
 
-def test_a_queue_is_worth_three_times_the_computed_tokens() -> None:
+def test_a_queue_is_worth_three_times_the_computed_tokens():
     """The worker holds 800 of 960 tokens, so a queue of up to 2,400 tokens is worth waiting for."""
     for queued, expected in ((2_300, "p1"), (2_500, "p0")):
         held = Held(pairs(2, p1=Reserved(prompt_tokens=queued)), {"p1": 50})
         assert {prefill for prefill, _ in held.chosen(60, 20, max_queued_prompt_tokens=10_000)} == {expected}
 
 
-def test_a_slow_worker_gets_less() -> None:
-    def with_speed(name: str, tokens: int) -> WorkerRecord:
+def test_a_slow_worker_gets_less():
+    def with_speed(name, tokens):
         counts = pb.EngineCounts(computed_tokens=tokens, busy_s=2 * MEASURED_S)
         return worker(name, P, load=pb.WorkerLoad(counts=counts))
 
@@ -105,21 +95,19 @@ def test_a_slow_worker_gets_less() -> None:
     assert scores[0] == pytest.approx(1 / (1 + COMPUTED))  # a second of work
 
 
-def test_workers_with_the_same_prefix_share_the_load() -> None:
+def test_workers_with_the_same_prefix_share_the_load():
     number = 40
     held = Held(pairs(number), {f"p{one}": 10 for one in range(number)})
     assert len({prefill for prefill, _ in held.chosen(30, 200)}) > number * 0.9
 
 
-def test_a_decode_worker_prefills_a_small_rest_itself() -> None:
+def test_a_decode_worker_prefills_a_small_rest_itself():
     held = Held(pairs(2), {"d1": 58})
     assert held.chosen(60, 10, handoff_min=2 * BLOCK + 1) == {("", "d1"): 10}
     assert ("", "d1") not in held.chosen(60, 10, handoff_min=2 * BLOCK)
 
 
-def source_of(
-    held: Held, blocks: int = 60, least: int = 10 * BLOCK, options: PolicySettings = HOLDERS_DECODE
-) -> Source | None:
+def source_of(held, blocks=60, least=10 * BLOCK, options=HOLDERS_DECODE):
     """Return the source if pulling at least `least` tokens is worth it."""
     limits = replace(LIMITS, prefix_pull_s=least / GUESSED_SPEED)
     policy = Policy(limits, options, random.Random(1))
@@ -129,7 +117,7 @@ def source_of(
 
 
 @pytest.mark.parametrize("picker", ["power_of_four", "power_of_two", "best"])
-def test_a_prefill_worker_pulls_from_the_worker_that_holds_most(picker: str) -> None:
+def test_a_prefill_worker_pulls_from_the_worker_that_holds_most(picker):
     options = PolicySettings(scorers=HOLDERS_DECODE.scorers, picker=picker)
     held = Held(pairs(2), {"p0": 20, "d0": 40, "d1": 50})
     source = source_of(held, options=options)
@@ -138,7 +126,7 @@ def test_a_prefill_worker_pulls_from_the_worker_that_holds_most(picker: str) -> 
     assert [source_of(one, options=options) for one in nobody] == [None, None]
 
 
-def test_a_source_is_found_among_many_workers() -> None:
+def test_a_source_is_found_among_many_workers():
     full = Reserved(requests=8)
     held = Held(pairs(100, d7=Reserved(requests=3, decoding=3)), {"d7": 50})
     policy = Policy(replace(LIMITS, prefix_pull_s=0.01), PolicySettings(), random.Random(1))
@@ -151,7 +139,7 @@ def test_a_source_is_found_among_many_workers() -> None:
     assert source_of(Held(pairs(100, d7=full), {"d7": 50})) is None
 
 
-def test_no_pull_if_it_is_not_worth_it_or_turned_off() -> None:
+def test_no_pull_if_it_is_not_worth_it_or_turned_off():
     held = Held(pairs(1), {"p0": 40, "d0": 50})
     assert source_of(held, least=10 * BLOCK) is not None
     assert source_of(held, least=10 * BLOCK + 1) is None
@@ -171,19 +159,19 @@ def test_no_pull_if_it_is_not_worth_it_or_turned_off() -> None:
         worker("d1", D, transports=["other"]),
     ],
 )
-def test_a_busy_or_incompatible_worker_is_no_source(holder: WorkerRecord) -> None:
+def test_a_busy_or_incompatible_worker_is_no_source(holder):
     held = Held([*pairs(1), holder], {"d1": 50})
     assert source_of(held) is None
 
 
-def test_pulled_tokens_are_not_booked() -> None:
+def test_pulled_tokens_are_not_booked():
     held = Held(pairs(1), {"d0": 50})
     what, source = held.need(60), source_of(held)
     booking = booking_of(what, held.view.workers["p0"], held.view.workers["d0"], source)
     assert booking.prompt_tokens == 10 * BLOCK
 
 
-def test_only_uncached_tokens_count_for_room() -> None:
+def test_only_uncached_tokens_count_for_room():
     held = Held([worker("m", M, Reserved(prompt_tokens=900))], {"m": 58})
     what = held.need(60)
     assert what.tokens_for("m") == 2 * BLOCK
@@ -191,17 +179,17 @@ def test_only_uncached_tokens_count_for_room() -> None:
     assert held.need(58).tokens_for("m") == 1  # the last token is always computed
 
 
-def test_full_workers_are_skipped_whatever_they_hold() -> None:
+def test_full_workers_are_skipped_whatever_they_hold():
     full = Reserved(requests=8, blocks=99)
     held = Held(pairs(3, d1=full), {"p1": 60, "d1": 60})
     assert all(prefill == "p1" and decode != "d1" for prefill, decode in held.chosen(60, 20))
 
 
-def test_a_choice_among_a_thousand_workers_filters_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_among_a_thousand_workers_filters_few(monkeypatch):
     looks = 0
     inner = HasRoom.keeps
 
-    def counted(*args: Any) -> bool:
+    def counted(*args):
         nonlocal looks
         looks += 1
         return inner(*args)
@@ -212,7 +200,7 @@ def test_a_choice_among_a_thousand_workers_filters_few(monkeypatch: pytest.Monke
     assert looks < 10 * 30
 
 
-def test_a_pair_with_equal_weights_is_found_among_many() -> None:
+def test_a_pair_with_equal_weights_is_found_among_many():
     """The workers drawn first may have no compatible partner among those drawn on the other side."""
     workers = [worker(f"p{one}", P, fingerprint="f1") for one in range(60)] + [
         worker("q", P, fingerprint="f2")
@@ -221,7 +209,7 @@ def test_a_pair_with_equal_weights_is_found_among_many() -> None:
     assert {prefill for prefill, _ in Held(workers, {}).chosen(20, 20)} == {"q"}
 
 
-def test_workers_that_do_not_report_are_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_that_do_not_report_are_counted_and_logged_once(caplog):
     caplog.set_level(logging.WARNING, knowledge.__name__)
     clock, registry = Clock(), CollectorRegistry()
     held = Held(pairs(1), {"p0": 5}, clock)

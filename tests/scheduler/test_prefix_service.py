@@ -1,10 +1,6 @@
 """Workers' cache reports, from a heartbeat to the next placement, over gRPC."""
 
-from __future__ import annotations
-
 import uuid
-
-import pytest
 
 from baton.block_log import BlockLog, Change
 from baton.prefix_keys import PromptKeys, key_of
@@ -17,12 +13,12 @@ P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 KEYS = tuple(key_of(number << 32, number) for number in range(1, 7))
 
 
-async def beat(client: SchedulerClient, worker_id: str, log: BlockLog) -> None:
+async def beat(client, worker_id, log):
     reply = await client.heartbeat(worker_id, pb.WORKER_STATE_READY, pb.WorkerLoad(), blocks=log.message())
     log.heard(reply.blocks)
 
 
-async def placed(client: SchedulerClient) -> tuple[str, int]:
+async def placed(client):
     """Place 100 tokens, 96 of them in KEYS; return the prefill worker and its booked tokens."""
     placement = await place(client, uuid.uuid4().hex, 1, 100, 1, prefix=PromptKeys(KEYS, 16))
     name = placement.prefill.worker_id
@@ -32,7 +28,7 @@ async def placed(client: SchedulerClient) -> tuple[str, int]:
     return name, workers[name].reserved_prompt_tokens
 
 
-async def test_a_prompt_goes_to_the_worker_that_reported_its_blocks() -> None:
+async def test_a_prompt_goes_to_the_worker_that_reported_its_blocks():
     """A restarted worker with the same id holds nothing."""
     log = BlockLog()
     log.take(Change(stored=KEYS))
@@ -46,7 +42,7 @@ async def test_a_prompt_goes_to_the_worker_that_reported_its_blocks() -> None:
             await beat(client, name, BlockLog())
         await beat(client, "p2", log)
 
-        async def held() -> bool:
+        async def held():
             return await placed(client) == ("p2", 4)
 
         await until(held)
@@ -55,14 +51,14 @@ async def test_a_prompt_goes_to_the_worker_that_reported_its_blocks() -> None:
         assert figures("baton_scheduler_prefix_tokens_total")
         await beat(client, "p2", BlockLog())
 
-        async def empty() -> bool:
+        async def empty():
             return (await placed(client))[1] == 100
 
         await until(empty)
         assert figures("baton_scheduler_prefix_placements_total", {"holds": "nothing"})
 
 
-async def test_a_report_is_kept_until_the_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_report_is_kept_until_the_next_heartbeat(monkeypatch):
     ledger = SchedulerServer(Options(heartbeat_s=60.0, worker_lease_s=300.0))._prefixes
     now = 100.0
     monkeypatch.setattr(ledger, "_clock", lambda: now)
@@ -72,7 +68,7 @@ async def test_a_report_is_kept_until_the_next_heartbeat(monkeypatch: pytest.Mon
     assert "w" in ledger
 
 
-async def test_reports_of_unregistered_workers_are_ignored() -> None:
+async def test_reports_of_unregistered_workers_are_ignored():
     log = BlockLog()
     log.take(Change(stored=KEYS))
     async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as client:

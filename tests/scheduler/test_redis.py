@@ -1,22 +1,24 @@
 """The store in Redis, with two schedulers and a server that dies, hangs, is full or refuses the user."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager
 
 import pytest
 from redis.asyncio import Redis
 
 from baton.scheduler.errors import StoreRefuses, StoreUnavailable
-from baton.scheduler.keys import DRAINS_TTL_MS, TOPIC_TTL_MS, topic_keys
 from baton.scheduler.store import open_store
-from baton.scheduler.store.redis import AWAY, CALL_TIMEOUT_S, RedisStore
+from baton.scheduler.store.redis import (
+    AWAY,
+    CALL_TIMEOUT_S,
+    DRAINS_TTL_MS,
+    TOPIC_TTL_MS,
+    RedisStore,
+    topic_keys,
+)
 from baton.scheduler.types import Told
 from harness.scheduling import LEASE_S, RedisServer, until
 from harness.support import PATIENCE
@@ -25,7 +27,7 @@ NAMES = [f"{ours}{theirs}" for ours in range(4) for theirs in range(4)]
 
 
 @pytest.fixture
-async def stores(own_redis: RedisServer) -> AsyncIterator[list[RedisStore]]:
+async def stores(own_redis):
     """The stores of two schedulers over one Redis."""
     made = [RedisStore(own_redis.url, "t") for _ in range(2)]
     for store in made:
@@ -36,8 +38,8 @@ async def stores(own_redis: RedisServer) -> AsyncIterator[list[RedisStore]]:
         await store.close()
 
 
-async def back(*stores: RedisStore) -> None:
-    async def answers() -> bool:
+async def back(*stores):
+    async def answers():
         for store in stores:
             await store.tend()
         return not any(store.problem for store in stores)
@@ -45,8 +47,7 @@ async def back(*stores: RedisStore) -> None:
     await until(answers)
 
 
-async def problem(url: str) -> str:
-    """Return a store's problem with this server."""
+async def problem(url):
     store = RedisStore(url, "t")
     try:
         with pytest.raises(StoreUnavailable) as caught:
@@ -59,7 +60,7 @@ async def problem(url: str) -> str:
 # -- shared
 
 
-async def test_a_drain_is_known_to_all_schedulers(own_redis: RedisServer, stores: list[RedisStore]) -> None:
+async def test_a_drain_is_known_to_all_schedulers(own_redis, stores):
     one, other = stores
     assert await one.drain("w")
     assert not await other.drain("w")
@@ -74,7 +75,7 @@ async def test_a_drain_is_known_to_all_schedulers(own_redis: RedisServer, stores
     await late.close()
 
 
-async def test_the_latest_drain_or_undrain_wins(own_redis: RedisServer, stores: list[RedisStore]) -> None:
+async def test_the_latest_drain_or_undrain_wins(own_redis, stores):
     """Both drain and undrain names without Redis, which is then empty."""
     one, other = stores
     own_redis.stop()
@@ -88,7 +89,7 @@ async def test_the_latest_drain_or_undrain_wins(own_redis: RedisServer, stores: 
     assert one.drained == other.drained == drained
 
 
-async def test_topics_are_separate(own_redis: RedisServer) -> None:
+async def test_topics_are_separate(own_redis):
     one, two = RedisStore(own_redis.url, "one"), RedisStore(own_redis.url, "two")
     await one.drain("w")
     await one.tell("router", "r", b"here", LEASE_S)
@@ -100,9 +101,7 @@ async def test_topics_are_separate(own_redis: RedisServer) -> None:
     await two.close()
 
 
-async def test_every_key_has_the_prefix_and_a_time_to_live(
-    own_redis: RedisServer, stores: list[RedisStore]
-) -> None:
+async def test_every_key_has_the_prefix_and_a_time_to_live(own_redis, stores):
     store = stores[0]
     await use(store)
     admin = Redis.from_url(own_redis.url, decode_responses=True)
@@ -115,9 +114,7 @@ async def test_every_key_has_the_prefix_and_a_time_to_live(
     await admin.aclose()
 
 
-async def test_concurrent_calls_get_their_own_replies(
-    own_redis: RedisServer, stores: list[RedisStore]
-) -> None:
+async def test_concurrent_calls_get_their_own_replies(own_redis, stores):
     store = stores[0]
     async with Redis.from_url(own_redis.url) as admin:
         await admin.script_flush()  # the scripts are loaded again, and no call runs twice
@@ -132,7 +129,7 @@ async def test_concurrent_calls_get_their_own_replies(
 # -- unreachable
 
 
-async def use(store: RedisStore) -> list[object]:
+async def use(store):
     """Make every call that a scheduler makes."""
     await store.drain("d")
     fence = await store.lead("me", LEASE_S)
@@ -149,21 +146,21 @@ NOTHING = [False, False, b"", {}]
 
 
 @asynccontextmanager
-async def dead(server: RedisServer) -> AsyncIterator[str]:
+async def dead(server):
     server.stop()
     yield "does not answer"
     server.start()  # empty
 
 
 @asynccontextmanager
-async def hung(server: RedisServer) -> AsyncIterator[str]:
+async def hung(server):
     server.hang()
     yield "does not answer in time"
     server.wake()
 
 
 @asynccontextmanager
-async def full(server: RedisServer) -> AsyncIterator[str]:
+async def full(server):
     """Refuse writes, but not reads."""
     async with Redis.from_url(server.url) as admin:
         await admin.config_set("maxmemory", "1")
@@ -172,7 +169,7 @@ async def full(server: RedisServer) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def with_another_password(server: RedisServer) -> AsyncIterator[str]:
+async def with_another_password(server):
     async with Redis.from_url(server.url) as admin:
         await admin.config_set("requirepass", "changed")
         await admin.client_kill_filter(_type="normal", skipme=True)
@@ -181,20 +178,17 @@ async def with_another_password(server: RedisServer) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def without_a_command(server: RedisServer) -> AsyncIterator[str]:
+async def without_a_command(server):
     async with Redis.from_url(server.url) as admin:
-        await admin.execute_command("ACL", "SETUSER", "default", "-hset")  # type: ignore[no-untyped-call]
+        await admin.execute_command("ACL", "SETUSER", "default", "-hset")
         yield "does not allow this user enough"
-        await admin.execute_command("ACL", "SETUSER", "default", "+hset")  # type: ignore[no-untyped-call]
+        await admin.execute_command("ACL", "SETUSER", "default", "+hset")
 
 
 @pytest.mark.parametrize("failure", [dead, hung, full, with_another_password, without_a_command])
 async def test_calls_neither_raise_nor_wait_while_the_store_is_unreachable(
-    own_redis: RedisServer,
-    stores: list[RedisStore],
-    failure: Callable[[RedisServer], AbstractAsyncContextManager[str]],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    own_redis, stores, failure, caplog
+):
     caplog.set_level(logging.INFO, "baton")  # other tests' imports leave the root at ERROR
     one, other = stores
     assert await use(one) == WELL
@@ -233,9 +227,7 @@ async def test_calls_neither_raise_nor_wait_while_the_store_is_unreachable(
     ],
     ids=["wrong password", "no password", "no such database"],
 )
-async def test_it_does_not_open_if_waiting_cannot_help(
-    redis_server: RedisServer, url: str, text: str
-) -> None:
+async def test_it_does_not_open_if_waiting_cannot_help(redis_server, url, text):
     port = redis_server.port
     store = open_store(url.format(port=port), "t")
     with pytest.raises(StoreRefuses, match=f"(?i){text.format(port=port)}") as caught:
@@ -245,10 +237,8 @@ async def test_it_does_not_open_if_waiting_cannot_help(
 
 
 @pytest.mark.parametrize(("number", "refuses"), [(socket.EAI_NONAME, True), (socket.EAI_AGAIN, False)])
-async def test_only_a_temporary_dns_failure_is_an_outage(
-    monkeypatch: pytest.MonkeyPatch, number: int, *, refuses: bool
-) -> None:
-    def fail(*_: object, **__: object) -> None:
+async def test_only_a_temporary_dns_failure_is_an_outage(monkeypatch, number, *, refuses):
+    def fail(*_, **__):
         raise socket.gaierror(number, "it is not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
@@ -273,13 +263,13 @@ async def test_only_a_temporary_dns_failure_is_an_outage(
         *("redis://:[s3cret@host", "redis://[s3cret"),
     ],
 )
-async def test_invalid_urls_are_refused(url: str) -> None:
+async def test_invalid_urls_are_refused(url):
     with pytest.raises(StoreRefuses, match=r"scheduler\.store") as caught:
         open_store(url, "t")
     assert "s3cret" not in str(caught.value)
 
 
-async def test_a_password_quoted_by_the_server_is_hidden(tmp_path: Path) -> None:
+async def test_a_password_quoted_by_the_server_is_hidden(tmp_path):
     """A server without HELLO and AUTH quotes their arguments."""
     without = (("--rename-command", name, "") for name in ("AUTH", "HELLO"))
     with RedisServer(tmp_path, extra=tuple(word for words in without for word in words)) as server:
@@ -288,7 +278,7 @@ async def test_a_password_quoted_by_the_server_is_hidden(tmp_path: Path) -> None
     assert "s3cret" not in text
 
 
-async def test_a_separate_password(redis_server: RedisServer) -> None:
+async def test_a_separate_password(redis_server):
     store = RedisStore(f"redis://127.0.0.1:{redis_server.port}/0", "t", redis_server.password)
     await store.check()
     await store.close()

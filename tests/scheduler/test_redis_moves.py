@@ -1,36 +1,22 @@
 """The store in Redis during failovers, with Sentinels, and with a Redis Cluster."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from baton.scheduler.errors import StoreRefuses
-from baton.scheduler.keys import topic_keys
-from baton.scheduler.store import Store, open_store
+from baton.scheduler.store import open_store
+from baton.scheduler.store.redis import topic_keys
 from harness.chaos.proxy import Proxy
-from harness.redis_groups import (
-    MASTER,
-    admin,
-    cluster,
-    follow,
-    owner,
-    promote,
-    sentinels,
-    servers,
-)
-from harness.scheduling import RedisServer, until
+from harness.redis_groups import MASTER, admin, cluster, follow, owner, promote, sentinels, servers
+from harness.scheduling import until
 
 KEY = topic_keys("t")[0]
 
 
 @asynccontextmanager
-async def schedulers(url: str, count: int = 2) -> AsyncIterator[list[Store]]:
-    """Yield the stores of this many schedulers."""
+async def schedulers(url, count=2):
     made = [open_store(url, "t") for _ in range(count)]
     try:
         for store in made:
@@ -42,17 +28,17 @@ async def schedulers(url: str, count: int = 2) -> AsyncIterator[list[Store]]:
             await store.close()
 
 
-async def shared(stores: list[Store], *names: str) -> bool:
+async def shared(stores, *names):
     """Drain the last name at the first store; return whether the last store knows all names."""
     await stores[0].drain(names[-1])
     await stores[-1].tend()
     return stores[-1].drained >= set(names)
 
 
-async def recovered(stores: list[Store], within_s: float = 5.0) -> None:
+async def recovered(stores, within_s=5.0):
     """Wait until all stores have Redis again."""
 
-    async def well() -> bool:
+    async def well():
         for store in stores:
             await store.tend()
         return not any(store.problem for store in stores)
@@ -60,12 +46,12 @@ async def recovered(stores: list[Store], within_s: float = 5.0) -> None:
     await until(well, within_s)
 
 
-def keys_on(server: RedisServer) -> int:
+def keys_on(server):
     with admin(server) as client:
         return int(client.dbsize())
 
 
-async def test_schedulers_leave_a_demoted_master_although_it_keeps_connections_open(tmp_path: Path) -> None:
+async def test_schedulers_leave_a_demoted_master_although_it_keeps_connections_open(tmp_path):
     with servers(tmp_path, 2) as (one, other):
         follow(other, one)
         forwarder = Proxy(target=one.port)
@@ -86,7 +72,7 @@ async def test_schedulers_leave_a_demoted_master_although_it_keeps_connections_o
 
 
 @pytest.mark.parametrize("setting", [("min-replicas-to-write", "1", "0"), ("maxmemory", "1", "0")])
-async def test_an_error_closes_the_connection(own_redis: RedisServer, setting: tuple[str, str, str]) -> None:
+async def test_an_error_closes_the_connection(own_redis, setting):
     """After any error, the next call may have to use another server."""
     name, wrong, right = setting
     async with schedulers(own_redis.url, 1) as (store,):
@@ -103,27 +89,25 @@ async def test_an_error_closes_the_connection(own_redis: RedisServer, setting: t
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
+def three(tmp_path_factory):
     with cluster(tmp_path_factory.mktemp("cluster")) as nodes:
         yield nodes
 
 
-async def test_any_node_of_a_cluster_may_be_named(three: list[RedisServer]) -> None:
+async def test_any_node_of_a_cluster_may_be_named(three):
     for node in three:
         async with schedulers(f"redis+cluster://127.0.0.1:{node.port}") as stores:
             assert await shared(stores, f"at-{node.port}")
     assert keys_on(owner(three, KEY)) > 0
 
 
-async def test_a_named_node_may_be_away(three: list[RedisServer]) -> None:
+async def test_a_named_node_may_be_away(three):
     url = f"redis+cluster://127.0.0.1:1,127.0.0.1:{three[0].port}"
     async with schedulers(url) as stores:
         assert await shared(stores, "one-is-away")
 
 
-async def test_a_plain_url_of_the_wrong_cluster_node_is_refused(
-    three: list[RedisServer],
-) -> None:
+async def test_a_plain_url_of_the_wrong_cluster_node_is_refused(three):
     right = owner(three, KEY)
     for node in three:
         store = open_store(node.url, "t")
@@ -138,7 +122,7 @@ async def test_a_plain_url_of_the_wrong_cluster_node_is_refused(
         await store.close()
 
 
-async def test_a_moved_slot_is_found(three: list[RedisServer]) -> None:
+async def test_a_moved_slot_is_found(three):
     """Nodes learn of the new owner as with `redis-cli --cluster reshard`. The drains are written again."""
     async with schedulers(f"redis+cluster://127.0.0.1:{three[0].port}") as stores:
         assert await shared(stores, "before-the-move")
@@ -157,7 +141,7 @@ async def test_a_moved_slot_is_found(three: list[RedisServer]) -> None:
         assert keys_on(to) > 0
 
 
-async def test_failover_in_a_cluster(tmp_path: Path) -> None:
+async def test_failover_in_a_cluster(tmp_path):
     with cluster(tmp_path, replicas=1) as nodes:
         async with schedulers(f"redis+cluster://127.0.0.1:{nodes[0].port}") as stores:
             assert await shared(stores, "before")
@@ -171,7 +155,7 @@ async def test_failover_in_a_cluster(tmp_path: Path) -> None:
             assert keys_on(owner(alive, KEY)) > 0
 
 
-async def test_a_server_without_cluster_mode_is_refused(own_redis: RedisServer) -> None:
+async def test_a_server_without_cluster_mode_is_refused(own_redis):
     store = open_store(f"redis+cluster://127.0.0.1:{own_redis.port}", "t")
     with pytest.raises(
         StoreRefuses, match=r"no cluster mode: write redis://HOST:PORT/DB into scheduler\.store"
@@ -180,7 +164,7 @@ async def test_a_server_without_cluster_mode_is_refused(own_redis: RedisServer) 
     await store.close()
 
 
-async def test_failover_with_sentinels(tmp_path: Path) -> None:
+async def test_failover_with_sentinels(tmp_path):
     """Servers and Sentinels have passwords; one Sentinel dies with the master."""
     with servers(tmp_path, 2, password="s3cret") as (one, other):
         follow(other, one)
@@ -202,7 +186,7 @@ async def test_failover_with_sentinels(tmp_path: Path) -> None:
             await store.close()
 
 
-async def test_a_plain_url_of_a_sentinel_is_refused(own_redis: RedisServer, tmp_path: Path) -> None:
+async def test_a_plain_url_of_a_sentinel_is_refused(own_redis, tmp_path):
     with sentinels(tmp_path, own_redis, 1, replicas=0) as (port,):
         store = open_store(f"redis://127.0.0.1:{port}", "t")
         with pytest.raises(StoreRefuses, match=r"a Sentinel.*write redis\+sentinel://HOST:PORT/MASTER into"):

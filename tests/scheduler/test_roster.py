@@ -1,33 +1,29 @@
 """The workers that a scheduler knows."""
 
-from __future__ import annotations
-
 import pytest
 
 from baton.attempts import EPOCH_KEEP_S, Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StaleWorker
-from baton.scheduler.ledger import Ledger
-from baton.scheduler.roster import Roster
 from baton.scheduler.types import Heard, Reserved
-from harness.scheduling import Clock, book, identity, need, register, report
+from harness.scheduling import book, identity, need, register, report
 from tests.scheduler.conftest import BOOKING_LEASE_S, WORKER_LEASE_S
 
 READY, STARTING, DRAINING = pb.WORKER_STATE_READY, pb.WORKER_STATE_STARTING, pb.WORKER_STATE_DRAINING
 STALE, UNKNOWN = Heard(known=False, drain=False, stale=True), Heard(known=False, drain=False)
 
 
-def of_epoch(epoch: int, worker_id: str = "w", *, model: str = "tiny", name: str = "") -> pb.WorkerIdentity:
+def of_epoch(epoch, worker_id="w", *, model="tiny", name=""):
     one = identity(worker_id)
     one.epoch, one.model, one.name = epoch, model, name
     return one
 
 
-def beat(roster: Roster, worker_id: str = "w", epoch: int = 0) -> Heard:
+def beat(roster, worker_id="w", epoch=0):
     return roster.heartbeat(worker_id, READY, pb.WorkerLoad(), epoch)
 
 
-def test_registration_and_heartbeat(roster: Roster, clock: Clock) -> None:
+def test_registration_and_heartbeat(roster, clock):
     register(roster, "p", pb.ROLE_PREFILL)
     worker = roster.view().workers["p"]
     assert (worker.identity, worker.load) == (identity("p", pb.ROLE_PREFILL), None)
@@ -39,7 +35,7 @@ def test_registration_and_heartbeat(roster: Roster, clock: Clock) -> None:
     assert (worker.load, worker.placeable, worker.heard_at) == (load, False, clock.now)
 
 
-def test_registering_again_replaces_the_identity_and_keeps_the_load(roster: Roster) -> None:
+def test_registering_again_replaces_the_identity_and_keeps_the_load(roster):
     bare = identity("w", pb.ROLE_PREFILL)
     bare.ClearField("capacity")
     assert roster.register(bare, STARTING) == ""
@@ -53,7 +49,7 @@ def test_registering_again_replaces_the_identity_and_keeps_the_load(roster: Rost
     assert (len(view.of(pb.ROLE_DECODE)), view.of(pb.ROLE_PREFILL)) == (1, [])
 
 
-def test_a_view_is_replaced_only_when_workers_come_or_go(roster: Roster, clock: Clock) -> None:
+def test_a_view_is_replaced_only_when_workers_come_or_go(roster, clock):
     register(roster, "a")
     first = roster.view()
     beat(roster, "a")
@@ -69,7 +65,7 @@ def test_a_view_is_replaced_only_when_workers_come_or_go(roster: Roster, clock: 
     assert seen == [{"a"}, {"a", "b"}, {"b"}, set()]
 
 
-def test_another_model_is_refused(roster: Roster) -> None:
+def test_another_model_is_refused(roster):
     register(roster, "first")
     refusal = roster.register(of_epoch(0, "other", model="large"), READY)
     assert refusal == "model 'large' here, 'tiny' in topic 'topic' (worker first): serve one model a topic"
@@ -78,7 +74,7 @@ def test_another_model_is_refused(roster: Roster) -> None:
     assert set(roster.view().workers) == {"first", "weights", "vllm"}
 
 
-def test_another_model_is_accepted_when_no_worker_serves_the_first(roster: Roster, clock: Clock) -> None:
+def test_another_model_is_accepted_when_no_worker_serves_the_first(roster, clock):
     register(roster, "a")
     assert roster.register(of_epoch(0, "a", model="second"), READY) == ""  # the only worker
     roster.deregister("a")
@@ -88,7 +84,7 @@ def test_another_model_is_accepted_when_no_worker_serves_the_first(roster: Roste
     assert roster.register(of_epoch(0, "c", model="second"), READY) == ""
 
 
-def test_leases_expire_without_heartbeats(roster: Roster, clock: Clock) -> None:
+def test_leases_expire_without_heartbeats(roster, clock):
     for name in ("silent", "heard"):
         register(roster, name)
     clock.now += WORKER_LEASE_S - 0.001
@@ -102,7 +98,7 @@ def test_leases_expire_without_heartbeats(roster: Roster, clock: Clock) -> None:
     assert not roster.view().workers
 
 
-def test_late_messages_change_nothing(roster: Roster, clock: Clock) -> None:
+def test_late_messages_change_nothing(roster, clock):
     assert roster.register(of_epoch(2), READY) == ""
     with pytest.raises(StaleWorker) as caught:
         roster.register(of_epoch(1), STARTING)
@@ -118,7 +114,7 @@ def test_late_messages_change_nothing(roster: Roster, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("goodbye", [True, False])
-def test_the_epoch_of_a_gone_worker_is_remembered(roster: Roster, clock: Clock, *, goodbye: bool) -> None:
+def test_the_epoch_of_a_gone_worker_is_remembered(roster, clock, *, goodbye):
     roster.register(of_epoch(2), READY)
     if goodbye:
         assert roster.deregister("w", 4)
@@ -139,7 +135,7 @@ def test_the_epoch_of_a_gone_worker_is_remembered(roster: Roster, clock: Clock, 
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_an_unknown_worker_can_deregister(roster: Roster, clock: Clock, *, heard: bool) -> None:
+def test_an_unknown_worker_can_deregister(roster, clock, *, heard):
     """Its heartbeats were lost, or the scheduler was restarted. Routers may still use the worker."""
     if heard:
         roster.register(of_epoch(1), READY)
@@ -154,8 +150,8 @@ def test_an_unknown_worker_can_deregister(roster: Roster, clock: Clock, *, heard
     assert roster.left() == ()
 
 
-def test_a_drain_applies_to_all_workers_of_a_name(roster: Roster) -> None:
-    def comes(worker_id: str) -> bool:
+def test_a_drain_applies_to_all_workers_of_a_name(roster):
+    def comes(worker_id):
         assert roster.register(of_epoch(0, worker_id, name="w"), READY) == ""
         drain = beat(roster, worker_id).drain
         assert roster.view().workers[worker_id].placeable is not drain
@@ -174,7 +170,7 @@ def test_a_drain_applies_to_all_workers_of_a_name(roster: Roster) -> None:
     assert not comes("w.3")
 
 
-def test_bookings_survive_restarts_of_a_worker(roster: Roster, ledger: Ledger, clock: Clock) -> None:
+def test_bookings_survive_restarts_of_a_worker(roster, ledger, clock):
     register(roster, "d")
     book(roster, ledger, need(prompt=100, new=10), "d")
     booked = Reserved(100, 1, 8, 0)

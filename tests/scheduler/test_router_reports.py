@@ -1,7 +1,5 @@
 """A router's reports to fake schedulers."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time
@@ -27,28 +25,26 @@ HERE, THERE = "here:1", "there:1"
 class Wire:
     """A fake scheduler. The first `failures` calls raise `error`."""
 
-    def __init__(
-        self, failures: int = 0, error: type[SchedulerUnavailable | Refused] = SchedulerUnavailable
-    ) -> None:
-        self.sent: list[pb.ReportRequest] = []
+    def __init__(self):
+        self.sent = []
         self.calls = 0
-        self.lost: list[pb.Attempt] = []
-        self.fenced: list[pb.Attempt] = []
+        self.lost = []
+        self.fenced = []
         self.generation = ""
         self.open = asyncio.Event()  # answers come once it is set
         self.open.set()
         self.delay_s = 0.0
-        self._failures = failures
-        self._error = error
+        self.failures = 0
+        self.error = SchedulerUnavailable
 
-    async def __call__(self, message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
+    async def __call__(self, message, timeout_s):
         assert timeout_s == (PLACE_TIMEOUT_S if message.needs else REPORT_TIMEOUT_S)
         await asyncio.sleep(self.delay_s)
         await self.open.wait()
         request = message.report
         self.calls += 1
-        if self.calls <= self._failures:
-            raise self._error("nobody there")
+        if self.calls <= self.failures:
+            raise self.error("nobody there")
         self.sent.append(request)
         report = pb.ReportReply(
             lost=[one for one in self.lost if one in request.renewed],
@@ -58,23 +54,36 @@ class Wire:
         return pb.ExchangeReply(report=report)
 
 
-def reports(wire: Wire) -> Reports:
-    return Reports({HERE: wire}, lambda: HERE)
+@pytest.fixture
+def wire():
+    return Wire()
 
 
-def live(request_id: str, epoch: int = 1) -> Booking:
+@pytest.fixture
+async def reporter(wire):
+    made = Reports({HERE: wire}, lambda: HERE)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def pair():
+    made = Pair()
+    yield made
+    await made.reports.close()
+
+
+def live(request_id, epoch=1):
     attempt = Attempt(request_id, epoch)
     return Booking(attempt, "router", "p", "d", prompt_tokens=100, blocks=7)
 
 
 @pytest.fixture(autouse=True)
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_retries(monkeypatch):
     monkeypatch.setattr(reporter_module, "RETRY_S", 0.01)
 
 
-async def test_events_are_sent_together() -> None:
-    wire = Wire()
-    reporter = reports(wire)
+async def test_events_are_sent_together(wire, reporter):
     for number in range(100):
         reporter.prefilled(Attempt(f"r{number}", 1))
         reporter.finished(Attempt(f"r{number}", 1), "stop", pb.Cost(output_tokens=number))
@@ -82,12 +91,9 @@ async def test_events_are_sent_together() -> None:
     assert len(wire.sent) == 1
     assert len(wire.sent[0].prefilled) == len(wire.sent[0].finished) == 100
     assert wire.sent[0].finished[99].cost.output_tokens == 99
-    await reporter.close()
 
 
-async def test_batches_and_queue_are_bounded() -> None:
-    wire = Wire()
-    reporter = reports(wire)
+async def test_batches_and_queue_are_bounded(wire, reporter):
     for _ in range(QUEUED_EVENTS + 3):
         reporter.finished(Attempt("r", 1), "stop")
     assert reporter.dropped == 3
@@ -96,9 +102,7 @@ async def test_batches_and_queue_are_bounded() -> None:
     assert max(len(one.finished) for one in wire.sent) == BATCH
 
 
-async def test_bookings_are_reported_again_after_events_were_dropped() -> None:
-    wire = Wire()
-    reporter = reports(wire)
+async def test_bookings_are_reported_again_after_events_were_dropped(wire, reporter):
     reporter.hold(live("held"), 30.0, booked_by=HERE)
     for _ in range(QUEUED_EVENTS):
         reporter.prefilled(Attempt("another", 1))
@@ -109,12 +113,10 @@ async def test_bookings_are_reported_again_after_events_were_dropped() -> None:
             one.attempt.request_id == "held" and one.read for sent in wire.sent for one in sent.placed
         )
     )
-    await reporter.close()
 
 
-async def test_sums_are_those_of_the_bookings() -> None:
+async def test_sums_are_those_of_the_bookings(reporter):
     draw = random.Random(5)
-    reporter = reports(Wire())
     for _ in range(2_000):
         name = f"r{draw.randrange(30)}"
         held = reporter._held.get(name)
@@ -132,40 +134,32 @@ async def test_sums_are_those_of_the_bookings() -> None:
     assert reporter.reserved == {}
 
 
-async def test_a_refused_batch_is_dropped() -> None:
-    wire = Wire(failures=1, error=Refused)
-    reporter = reports(wire)
+async def test_a_refused_batch_is_dropped(wire, reporter):
+    wire.failures, wire.error = 1, Refused
     reporter.finished(Attempt("r", 1), "stop")
     await until(lambda: reporter.dropped == 1)
     assert wire.calls == 1
     reporter.finished(Attempt("next", 1), "stop")
     await until(lambda: [one.finished[0].attempt.request_id for one in wire.sent] == ["next"])
-    await reporter.close()
 
 
-async def test_renewals_resume_after_an_outage() -> None:
-    wire = Wire(failures=5)
-    reporter = reports(wire)
+async def test_renewals_resume_after_an_outage(wire, reporter):
+    wire.failures = 5
     reporter.hold(live("held"), 0.03, booked_by=HERE)
     reporter.prefilled(Attempt("r", 1))
     await until(lambda: any(one.renewed for one in wire.sent))
-    await reporter.close()
 
 
-async def test_close_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_gives_up_in_time(wire, reporter, monkeypatch):
     monkeypatch.setattr(exchange, "CLOSE_S", 0.05)
-    wire = Wire()
     wire.open.clear()
-    reporter = reports(wire)
     reporter.finished(Attempt("r", 1), "stop")
     began = time.monotonic()
     await reporter.close()
     assert time.monotonic() - began < PATIENCE
 
 
-async def test_bookings_are_renewed_three_times_per_lease() -> None:
-    wire = Wire()
-    reporter = reports(wire)
+async def test_bookings_are_renewed_three_times_per_lease(wire, reporter):
     began = time.monotonic()
     reporter.hold(live("a"), 0.3, booked_by=HERE)
     reporter.hold(live("b"), 0.3, booked_by=HERE)
@@ -179,14 +173,11 @@ async def test_bookings_are_renewed_three_times_per_lease() -> None:
     reporter.finished(Attempt("a", 2), "stop")
     reporter.finished(Attempt("b", 1), "stop")
     assert reporter.held == 0
-    await reporter.close()
 
 
-async def test_a_lost_booking_is_reported_again_and_a_fenced_one_is_not() -> None:
-    wire = Wire()
+async def test_a_lost_booking_is_reported_again_and_a_fenced_one_is_not(wire, reporter):
     wire.lost = [pb.Attempt(request_id="a", epoch=1)]
     wire.fenced = [pb.Attempt(request_id="b", epoch=1)]
-    reporter = reports(wire)
     reporter.hold(live("a"), 0.03, booked_by=HERE)
     reporter.hold(live("b"), 0.03, booked_by=HERE)
     reporter.prefilled(Attempt("a", 1))
@@ -194,17 +185,14 @@ async def test_a_lost_booking_is_reported_again_and_a_fenced_one_is_not() -> Non
     again = next(one.placed for one in wire.sent if one.placed)
     assert [(one.attempt.request_id, one.read, one.blocks) for one in again] == [("a", True, 7)]
     assert reporter.held == 2
-    await reporter.close()
 
 
-async def test_a_new_generation_gets_all_bookings() -> None:
-    wire = Wire()
+async def test_a_new_generation_gets_all_bookings(wire, reporter):
     wire.generation = "one"
-    reporter = reports(wire)
     reporter.hold(live("a"), 30.0)
     reporter.hold(live("b"), 30.0, booked_by=HERE)
 
-    def placed() -> list[list[str]]:
+    def placed():
         return [[one.attempt.request_id for one in sent.placed] for sent in wire.sent if sent.placed]
 
     await until(lambda: placed() == [["a"]])
@@ -218,42 +206,37 @@ async def test_a_new_generation_gets_all_bookings() -> None:
     assert placed() == [["a"], ["a", "b"]]
 
 
-async def test_a_new_generation_gets_all_bookings_at_once_after_a_failed_placement() -> None:
-    wire = Wire()
+async def test_a_new_generation_gets_all_bookings_at_once_after_a_failed_placement(wire, reporter):
     wire.generation = "one"
-    reporter = reports(wire)
     reporter.hold(live("a"), 30.0)
     await until(lambda: [len(one.placed) for one in wire.sent] == [1])
-    wire._failures = 2  # the second call fails
+    wire.failures = 2  # the second call fails
     with pytest.raises(SchedulerUnavailable):
         await reporter.exchanges[HERE].ask(pb.Need())
     reporter.saw_generation("two", HERE)
     await until(lambda: [len(one.placed) for one in wire.sent] == [1, 1])
-    await reporter.close()
 
 
 class Pair:
     """Reports to two schedulers. HERE is the router's home by default."""
 
-    def __init__(self, *, there_fails: int = 0) -> None:
-        self.here, self.there = Wire(), Wire(failures=there_fails)
+    def __init__(self):
+        self.here, self.there = Wire(), Wire()
         self.home = HERE
         self.released = 0
         self.reports = Reports({HERE: self.here, THERE: self.there}, lambda: self.home)
         self.reports.on_released = self._release
 
-    def _release(self) -> None:
+    def _release(self):
         self.released += 1
 
 
-def heard(wire: Wire, kind: str) -> list[str]:
-    """Return the requests of all events of a kind."""
+def heard(wire, kind):
     events = (event for sent in wire.sent for event in getattr(sent, kind))
     return [getattr(event, "attempt", event).request_id for event in events]
 
 
-async def test_a_booking_is_reported_to_others_and_its_events_to_all() -> None:
-    pair = Pair()
+async def test_a_booking_is_reported_to_others_and_its_events_to_all(pair):
     pair.reports.hold(live("by-here"), 30.0, booked_by=HERE)
     pair.reports.hold(live("alone"), 30.0)
     pair.reports.shared(Attempt("by-here", 1), 3)
@@ -266,11 +249,10 @@ async def test_a_booking_is_reported_to_others_and_its_events_to_all() -> None:
         assert heard(wire, "prefilled") == heard(wire, "shared") == ["by-here"]
         assert wire.sent[0].shared[0].blocks == 4
         assert wire.sent[0].finished[0].cost.output_tokens == 9
-    await pair.reports.close()
 
 
-async def test_an_unreachable_scheduler_delays_no_other_and_gets_everything_later() -> None:
-    pair = Pair(there_fails=10)
+async def test_an_unreachable_scheduler_delays_no_other_and_gets_everything_later(pair):
+    pair.there.failures = 10
     for number in range(3):
         pair.reports.hold(live(f"r{number}"), 30.0, booked_by=HERE)
         pair.reports.finished(Attempt(f"r{number}", 1), "stop")
@@ -278,22 +260,19 @@ async def test_an_unreachable_scheduler_delays_no_other_and_gets_everything_late
     assert not pair.there.sent
     await until(lambda: heard(pair.there, "placed") == heard(pair.there, "finished") == ["r0", "r1", "r2"])
     assert pair.reports.dropped == 0
-    await pair.reports.close()
 
 
-async def test_old_events_are_dropped_during_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_events_are_dropped_during_an_outage(pair, monkeypatch):
     monkeypatch.setattr(reporter_module, "KEEP_S", 0.05)
-    pair = Pair(there_fails=1_000_000)
+    pair.there.failures = 1_000_000
     pair.reports.finished(Attempt("r", 1), "stop")
     there = pair.reports._reporters[THERE]
     await until(lambda: there.dropped == 1)
     assert heard(pair.here, "finished") == ["r"]
     assert pair.reports.dropped == 0
-    await pair.reports.close()
 
 
-async def test_a_new_generation_gets_bookings_instead_of_queued_events() -> None:
-    pair = Pair()
+async def test_a_new_generation_gets_bookings_instead_of_queued_events(pair):
     pair.here.generation = pair.there.generation = "one"
     for number in range(3):
         pair.reports.hold(live(f"r{number}"), 30.0, booked_by=HERE)
@@ -309,54 +288,46 @@ async def test_a_new_generation_gets_bookings_instead_of_queued_events() -> None
     assert [(one.attempt.request_id, one.read) for part in sent for one in part.placed] == [("r1", True)]
     assert not any(part.prefilled for part in sent)
     assert heard(pair.here, "placed") == []
-    await pair.reports.close()
 
 
-async def test_a_fenced_attempt_continues_with_a_later_epoch() -> None:
+async def test_a_fenced_attempt_continues_with_a_later_epoch(pair):
     """A scheduler has the end of a later epoch, whose placement got no reply."""
-    pair = Pair()
     pair.there.fenced = [pb.Attempt(request_id="a", epoch=1)]
     pair.reports.hold(live("a"), 0.03, booked_by=HERE)
     await until(lambda: any(one.renewed for one in pair.there.sent))
     assert pair.reports.hold_on(Attempt("a", 1), 3) == Attempt("a", 3)
     await until(lambda: any(one.attempt.epoch == 3 for sent in pair.there.sent for one in sent.placed))
-    await pair.reports.close()
 
 
-async def test_nothing_is_renewed_before_it_was_reported() -> None:
+async def test_nothing_is_renewed_before_it_was_reported(pair):
     """It would count as lost, and be reported twice."""
-    pair = Pair()
     pair.there.delay_s = 0.003
     for number in range(300):
         pair.reports.hold(live(f"r{number}"), 0.01, booked_by=HERE)
         await asyncio.sleep(0.0007)
-    known: set[str] = set()
+    known = set()
     renewals = 0
     for sent in pair.there.sent:
         known.update(one.attempt.request_id for one in sent.placed)
         assert known.issuperset(one.request_id for one in sent.renewed)
         renewals += len(sent.renewed)
     assert renewals > 300
-    await pair.reports.close()
 
 
-async def test_room_is_free_when_the_home_knows_of_it() -> None:
-    pair = Pair()
+async def test_room_is_free_when_the_home_knows_of_it(pair):
     pair.here.open.clear()
     pair.reports.finished(Attempt("r", 1), "stop")
     await until(lambda: heard(pair.there, "finished") == ["r"])
     assert pair.released == 0
     pair.here.open.set()
     await until(lambda: pair.released == 1)
-    await pair.reports.close()
 
 
-async def test_room_is_free_at_once_if_the_home_does_not_answer() -> None:
-    pair = Pair(there_fails=1_000_000)
+async def test_room_is_free_at_once_if_the_home_does_not_answer(pair):
+    pair.there.failures = 1_000_000
     pair.home = THERE
     pair.reports.finished(Attempt("r", 1), "stop")
     await until(lambda: pair.released > 0)
     before = pair.released
     pair.reports.finished(Attempt("next", 1), "stop")
     assert pair.released == before + 1
-    await pair.reports.close()

@@ -1,11 +1,8 @@
 """The scheduler over real gRPC."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import pytest
@@ -16,9 +13,9 @@ from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import aio_channel
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import NoCapacity, Refused, StaleWorker
-from baton.scheduler.need import Need, need_to_wire
+from baton.scheduler.need import need_to_wire
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.types import PlacementLimits, SchedulerOptions, same_limits
+from baton.scheduler.types import PlacementLimits, same_limits
 from baton.scheduler.worker_session import WorkerSession
 from baton.security.names import Role
 from baton.services.config import PolicySettings, SchedulerSettings
@@ -27,56 +24,54 @@ from harness.scheduling import Options, capacity, identity, need, place, until, 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 
 
-def figure(server: SchedulerServer, name: str, **labels: str) -> float:
+def figure(server, name, **labels):
     return server.metrics.registry.get_sample_value(f"baton_scheduler_{name}", labels) or 0.0
 
 
 class Sent:
     """The messages of a stream: an empty one and, after `go_on`, a request for a placement."""
 
-    def __init__(self, need: Need) -> None:
+    def __init__(self, need):
         self._need = need
         self.go_on = threading.Event()
 
-    def __iter__(self) -> Iterator[pb.ExchangeRequest]:
+    def __iter__(self):
         yield pb.ExchangeRequest()
         self.go_on.wait()
         yield pb.ExchangeRequest(needs=[need_to_wire(self._need)])
 
 
 @pytest.fixture
-async def server(topic: str) -> AsyncIterator[SchedulerServer]:
+async def server(topic):
     async with SchedulerServer(Options(topic=topic)) as running:
         yield running
 
 
 @pytest.fixture
-async def client(server: SchedulerServer) -> AsyncIterator[SchedulerClient]:
+async def client(server):
     async with SchedulerClient(server.address, router_id="router") as made:
         yield made
 
 
-async def add(client: SchedulerClient, *workers: tuple[str, pb.Role]) -> None:
+async def add(client, *workers):
     for name, role in workers:
         await client.register(identity(name, role), pb.WORKER_STATE_READY)
 
 
-async def health(address: str, service: str = "") -> int:
+async def health(address, service=""):
     async with aio_channel(address, Role.SCHEDULER) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=2)
         return int(reply.status)
 
 
-def test_the_configuration_implements_the_options() -> None:
-    settings: SchedulerOptions = SchedulerSettings(address="127.0.0.1:0")
+def test_the_configuration_implements_the_options():
+    settings = SchedulerSettings(address="127.0.0.1:0")
     SchedulerServer(settings)
 
 
-async def test_heartbeats_return_the_peers_reference(
-    client: SchedulerClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("baton.scheduler.peers.PEERS_AGE_S", 0.0)
+async def test_heartbeats_return_the_peers_reference(client, monkeypatch):
+    monkeypatch.setattr("baton.scheduler.roster.PEERS_AGE_S", 0.0)
     load = pb.WorkerLoad(drafting=pb.Drafting(learned_reference=0.75))
     for name in ("a", "b"):
         await client.register(identity(name, D, speculative_method="mtp"), pb.WORKER_STATE_READY)
@@ -85,7 +80,7 @@ async def test_heartbeats_return_the_peers_reference(
     assert (await client.heartbeat("a", pb.WORKER_STATE_READY, pb.WorkerLoad())).peer_reference == 0.0
 
 
-async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient) -> None:
+async def test_a_requests_life(server, client):
     await add(client, ("p", P), ("d", D))
     placed = await place(client, "r", 1, 100, 10)
     assert placed.prefill.worker_id == "p"
@@ -97,6 +92,9 @@ async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient)
     assert (told.workers[0].reserved_prompt_tokens, told.workers[1].reserved_blocks) == (100, 8)
     assert told.workers[0].heartbeat_age_s < 3
     assert [one.attempt.request_id for one in told.attempts] == ["r"]
+    await until(lambda: figure(server, "live_attempts") == 1)
+    await until(lambda: figure(server, "workers", role="prefill", state="ready") == 1)
+    assert figure(server, "store_up") == 1
     client.reporter.prefilled(placed.attempt)
     client.reporter.finished(placed.attempt, "stop", pb.Cost(handoff_ms=1.5, transport="shm"))
     await until_told(client, lambda told: not told.attempts)
@@ -106,9 +104,7 @@ async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient)
     assert figure(server, "placements_total", kind="pair") == 1
 
 
-async def test_no_capacity_has_a_reason_and_a_retry_time(
-    server: SchedulerServer, client: SchedulerClient
-) -> None:
+async def test_no_capacity_has_a_reason_and_a_retry_time(server, client):
     with pytest.raises(NoCapacity, match="no worker to take the request is registered") as caught:
         await place(client, "r", 1, 1, 1)
     assert (caught.value.code, caught.value.retry_after_s) == (pb.Rejection.CODE_NO_WORKERS, 2.0)
@@ -125,7 +121,7 @@ async def test_no_capacity_has_a_reason_and_a_retry_time(
         assert figure(server, "rejections_total", code=code) == 1
 
 
-async def test_an_attempt_is_fenced_by_the_next(server: SchedulerServer, client: SchedulerClient) -> None:
+async def test_an_attempt_is_fenced_by_the_next(server, client):
     await add(client, ("p", P), ("d", D), ("d2", D))
     first = await place(client, "r", 1, 100, 10)
     other = "d2" if first.decode.worker_id == "d" else "d"
@@ -150,25 +146,21 @@ async def test_an_attempt_is_fenced_by_the_next(server: SchedulerServer, client:
         ({"state": pb.WORKER_STATE_UNSPECIFIED}, "has no state"),
     ],
 )
-async def test_invalid_registrations_are_refused(
-    client: SchedulerClient, change: dict[str, object], text: str
-) -> None:
+async def test_invalid_registrations_are_refused(client, change, text):
     who = identity("w")
     state = change.get("state", pb.WORKER_STATE_READY)
     for field, value in change.items():
         if field == "state":
             continue
         if value is None:
-            who.ClearField(field)  # type: ignore[arg-type]
+            who.ClearField(field)
         else:
             setattr(who, field, value)
     with pytest.raises(Refused, match=text):
-        await client.register(who, state)  # type: ignore[arg-type]
+        await client.register(who, state)
 
 
-async def test_an_encode_worker_needs_no_kv_and_keeps_its_role(
-    server: SchedulerServer, client: SchedulerClient
-) -> None:
+async def test_an_encode_worker_needs_no_kv_and_keeps_its_role(server, client):
     encoder = identity("e", pb.ROLE_ENCODE, block_size=0, num_blocks=0)
     await client.register(encoder, pb.WORKER_STATE_READY)
     await add(client, ("d", pb.ROLE_DECODE))
@@ -185,18 +177,18 @@ async def test_an_encode_worker_needs_no_kv_and_keeps_its_role(
     assert figure(server, "prefix_placements_total", holds="unknown") == 1
     async with SchedulerClient(server.address, router_id="other", policy=PolicySettings()) as other:
         await other.refresh()
-        assert other.standby.encoders
+        assert other.standby.fleet.encoders
         alone = other.place_alone(need("q/i1", router_id="other", encode=True))
         assert (alone.decode.worker_id, alone.decode.role, alone.blocks) == ("e", pb.ROLE_ENCODE, 0)
         assert other.place_alone(need("q", router_id="other")).decode.worker_id == "d"
 
 
-async def test_a_heartbeat_without_a_state_is_refused(client: SchedulerClient) -> None:
+async def test_a_heartbeat_without_a_state_is_refused(client):
     with pytest.raises(Refused, match="sent no state"):
         await client.heartbeat("w", pb.WORKER_STATE_UNSPECIFIED, pb.WorkerLoad())
 
 
-async def test_a_snapshot_has_every_limit(topic: str) -> None:
+async def test_a_snapshot_has_every_limit(topic):
     """A limit missing from the message would be 0."""
     options = Options(
         topic=topic,
@@ -207,15 +199,12 @@ async def test_a_snapshot_has_every_limit(topic: str) -> None:
         prefix_pull_s=0.25,
     )
     assert all(getattr(options, name) for name in PlacementLimits.__annotations__)
-    async with (
-        SchedulerServer(options) as running,
-        aio_channel(running.address, Role.SCHEDULER) as channel,
-    ):
+    async with SchedulerServer(options) as running, aio_channel(running.address, Role.SCHEDULER) as channel:
         snapshot = await rpc.SchedulerStub(channel).Snapshot(pb.SnapshotRequest(), timeout=20)
         assert same_limits(snapshot, options)
 
 
-async def test_drain_accepts_a_unique_prefix(server: SchedulerServer, client: SchedulerClient) -> None:
+async def test_drain_accepts_a_unique_prefix(server, client):
     await add(client, ("decode-1", D), ("decode-12", D), ("prefill-1", P))
     assert "means several workers: decode-1, decode-12" in (await client.drain("dec")).problem
     assert "no worker's id begins with 'x'; there are: decode-1" in (await client.drain("x")).problem
@@ -237,21 +226,7 @@ async def test_drain_accepts_a_unique_prefix(server: SchedulerServer, client: Sc
     assert {one.state for one in workers} == {pb.WORKER_STATE_READY}
 
 
-async def test_health_and_gauges(server: SchedulerServer, client: SchedulerClient) -> None:
-    serving = health_pb2.HealthCheckResponse.SERVING
-    assert await health(server.address) == serving
-    await add(client, ("m", M))
-    await place(client, "r", 1, 1, 1)
-    await until(
-        lambda: (
-            figure(server, "live_attempts") == 1
-            and figure(server, "workers", role="mixed", state="ready") == 1
-        )
-    )
-    assert figure(server, "store_up") == 1
-
-
-async def test_expired_leases_are_counted() -> None:
+async def test_expired_leases_are_counted():
     options = Options(placement_lease_s=0.05)
     async with SchedulerServer(options) as server, aio_channel(server.address, Role.SCHEDULER) as channel:
         # a router that places and then dies
@@ -267,7 +242,7 @@ async def test_expired_leases_are_counted() -> None:
         assert not (await stub.Describe(pb.DescribeRequest(), timeout=2)).attempts
 
 
-async def test_a_cancelled_request_is_not_placed() -> None:
+async def test_a_cancelled_request_is_not_placed():
     async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as operator:
         await add(operator, ("m", M))
         with grpc.insecure_channel(server.address) as channel:
@@ -288,9 +263,7 @@ async def test_a_cancelled_request_is_not_placed() -> None:
         assert [one.attempt.request_id for one in (await operator.describe()).attempts] == ["next"]
 
 
-async def test_late_messages_of_a_worker_are_counted(
-    server: SchedulerServer, client: SchedulerClient
-) -> None:
+async def test_late_messages_of_a_worker_are_counted(server, client):
     """A restarted worker continues above the last epoch."""
     first = WorkerSession(client, identity("w"), pb.WorkerLoad)
     await first.start(2)
@@ -311,14 +284,12 @@ async def test_late_messages_of_a_worker_are_counted(
     assert not (await client.describe()).workers
 
 
-async def test_a_snapshot_has_the_bookings_of_other_routers(
-    server: SchedulerServer, client: SchedulerClient
-) -> None:
+async def test_a_snapshot_has_the_bookings_of_other_routers(server, client):
     await add(client, ("p", P), ("d", D))
     await place(client, "mine", 1, 10, 1)
 
-    async def sees(router: SchedulerClient, wanted: dict[str, int]) -> None:
-        async def so() -> bool:
+    async def sees(router, wanted):
+        async def so():
             await router.refresh()
             return {one.identity.worker_id: one.reserved_requests for one in router.standby.workers} == wanted
 
@@ -331,7 +302,7 @@ async def test_a_snapshot_has_the_bookings_of_other_routers(
         await sees(client, {"p": 0})  # although the scheduler is settling
 
 
-async def test_a_client_renews_its_placements() -> None:
+async def test_a_client_renews_its_placements():
     async with (
         SchedulerServer(Options(placement_lease_s=0.4)) as server,
         SchedulerClient(server.address) as operator,
@@ -347,7 +318,7 @@ async def test_a_client_renews_its_placements() -> None:
         await until_told(operator, lambda told: not told.attempts)  # its lease has expired
 
 
-async def test_a_need_of_another_router_is_not_placed(client: SchedulerClient) -> None:
+async def test_a_need_of_another_router_is_not_placed(client):
     theirs = need(router_id="another")
     with pytest.raises(ValueError, match="a need of router 'another' is placed as router 'router'"):
         await client.place(theirs)
@@ -358,14 +329,12 @@ async def test_a_need_of_another_router_is_not_placed(client: SchedulerClient) -
 class Slow(SchedulerClient):
     """Delays the first registration's reply, and the second registration."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address):
         super().__init__(address)
         self.registrations = 0
         self.first, self.second = asyncio.Event(), asyncio.Event()
 
-    async def register(
-        self, identity: pb.WorkerIdentity, state: pb.WorkerState, *, scheduler: str = ""
-    ) -> pb.RegisterReply:
+    async def register(self, identity, state, *, scheduler=""):
         self.registrations += 1
         number = self.registrations
         if number == 2:
@@ -376,7 +345,7 @@ class Slow(SchedulerClient):
         return reply
 
 
-async def test_no_worker_is_ready_before_its_capacity_is_known(server: SchedulerServer) -> None:
+async def test_no_worker_is_ready_before_its_capacity_is_known(server):
     """A heartbeat between two registrations must not say ready."""
     one = identity("m")
     one.ClearField("capacity")

@@ -1,14 +1,10 @@
 """Several schedulers over one Redis: each knows everything, and works without the others."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import signal
 import uuid
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
-from typing import Any
 
 import pytest
 
@@ -18,9 +14,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.types import Reserved
 from baton.scheduler.worker_session import WorkerSession
-from harness.scheduling import Options, RedisServer, capacity, free_port, held, identity, need, until
+from harness.scheduling import Options, capacity, free_port, held, identity, need, until
 from tests.scheduler.conftest import scheduler_process
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
@@ -29,27 +24,27 @@ P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 class Pair:
     """Two schedulers over one Redis, with workers and routers."""
 
-    def __init__(self, store: str, topic: str) -> None:
+    def __init__(self, store, topic):
         self.options = [Options(f"127.0.0.1:{free_port()}", store, topic, heartbeat_s=0.1) for _ in range(2)]
         self.address = ",".join(one.address for one in self.options)
-        self.servers: dict[int, SchedulerServer] = {}
+        self.servers = {}
         self._stack = AsyncExitStack()
 
-    async def begin(self, number: int) -> SchedulerServer:
+    async def begin(self, number):
         server = await SchedulerServer(self.options[number]).__aenter__()
         server.members.introduce(pb.Process(id=server.address, kind="scheduler", metrics_address="h:1"))
         self.servers[number] = server
         return server
 
-    async def end(self, number: int) -> None:
+    async def end(self, number):
         await self.servers.pop(number).__aexit__(None, None, None)
 
-    async def close(self) -> None:
+    async def close(self):
         await self._stack.aclose()
         for number in list(self.servers):
             await self.end(number)
 
-    async def work(self, worker_id: str, role: pb.Role = M) -> WorkerSession:
+    async def work(self, worker_id, role=M):
         client = await self._stack.enter_async_context(SchedulerClient(self.address))
         session = WorkerSession(client, identity(worker_id, role), pb.WorkerLoad)
         self._stack.push_async_callback(session.close)
@@ -57,26 +52,25 @@ class Pair:
         await session.ready(capacity())
         return session
 
-    async def route(self, number: int) -> SchedulerClient:
+    async def route(self, number):
         """Start a router with this home scheduler."""
         async with SchedulerClient(self.address) as anybody:
             name = self.named(anybody, number)
         return await self._stack.enter_async_context(SchedulerClient(self.address, router_id=name))
 
-    def named(self, client: SchedulerClient, number: int) -> str:
+    def named(self, client, number):
         """Return an id whose home is this scheduler."""
         address = self.options[number].address
         return next(name for name in iter(lambda: uuid.uuid4().hex, "") if client.home(name) == address)
 
-    def booked(self, number: int) -> dict[str, Reserved]:
-        """Return a scheduler's bookings by worker."""
+    def booked(self, number):
         workers = self.servers[number]._roster.view().workers.values()
         return {one.worker_id: one.reserved for one in workers if not one.reserved.empty}
 
-    async def agree_with(self, *routers: SchedulerClient) -> None:
+    async def agree_with(self, *routers):
         """Wait until each scheduler has exactly these routers' bookings."""
 
-        async def so() -> bool:
+        async def so():
             holding = held(known for router in routers for known in router.reporter._held.values())
             return all(self.booked(number) == holding for number in self.servers)
 
@@ -84,7 +78,7 @@ class Pair:
 
 
 @pytest.fixture
-async def two(redis_server: RedisServer, topic: str) -> AsyncIterator[Pair]:
+async def two(redis_server, topic):
     made = Pair(redis_server.url, topic)
     try:
         await made.begin(0)
@@ -95,22 +89,22 @@ async def two(redis_server: RedisServer, topic: str) -> AsyncIterator[Pair]:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.2)
     monkeypatch.setattr("baton.scheduler.endpoints.BACK_S", 0.5)
 
 
-async def place(client: SchedulerClient, request_id: str, epoch: int = 1, **more: Any) -> Placement:
+async def place(client, request_id, epoch=1, **more):
     return await client.place(need(request_id, epoch, 20, 10, router_id=client.router_id, **more))
 
 
-async def test_both_schedulers_reach_the_same_sums(two: Pair) -> None:
+async def test_both_schedulers_reach_the_same_sums(two):
     """Routers of both schedulers place more requests than there is room for, and finish some."""
     draw = random.Random(1)
     for name, role in (("p1", P), ("p2", P), ("d1", D), ("d2", D), ("m", M)):
         await two.work(name, role)
     routers = [await two.route(number % 2) for number in range(3)]
-    running: list[tuple[SchedulerClient, Placement]] = []
+    running = []
     for _ in range(4):
         asking = [draw.choice(routers) for _ in range(60)]
         outcomes = await asyncio.gather(
@@ -132,7 +126,7 @@ async def test_both_schedulers_reach_the_same_sums(two: Pair) -> None:
         await two.agree_with(*routers)
 
 
-async def test_the_other_scheduler_takes_over_with_all_bookings(two: Pair) -> None:
+async def test_the_other_scheduler_takes_over_with_all_bookings(two):
     """The dead one comes back empty, and gets the worker and all bookings before it is asked again."""
     await two.work("m")
     router = await two.route(0)
@@ -141,7 +135,7 @@ async def test_the_other_scheduler_takes_over_with_all_bookings(two: Pair) -> No
     await two.end(0)
     epochs = iter(range(1, 100))
 
-    async def moved(request_id: str) -> Placement | None:
+    async def moved(request_id):
         with suppress(SchedulerUnavailable):
             return await place(router, request_id, next(epochs))
         return None
@@ -163,9 +157,7 @@ async def test_the_other_scheduler_takes_over_with_all_bookings(two: Pair) -> No
         await place(router, "eleventh")
 
 
-async def test_late_placements_of_a_hanging_scheduler_are_superseded(
-    redis_server: RedisServer, topic: str
-) -> None:
+async def test_late_placements_of_a_hanging_scheduler_are_superseded(redis_server, topic):
     """The requests were placed by the other scheduler before the callers gave up."""
     options = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
     shared = {"store": redis_server.url, "topic": topic, "worker_lease_s": 60}
@@ -197,7 +189,7 @@ async def test_late_placements_of_a_hanging_scheduler_are_superseded(
             holding = {known.attempt for known in client.reporter._held.values()}
             assert len(holding) == 4
 
-            async def the_later_ones_alone() -> bool:
+            async def the_later_ones_alone():
                 elsewhere = {
                     (one.attempt.request_id, one.attempt.epoch) for one in (await late.describe()).attempts
                 }
@@ -208,14 +200,14 @@ async def test_late_placements_of_a_hanging_scheduler_are_superseded(
             await session.close()
 
 
-async def test_the_oldest_request_goes_first_at_any_scheduler(two: Pair) -> None:
+async def test_the_oldest_request_goes_first_at_any_scheduler(two):
     await two.work("m")
     other, mine = await two.route(0), await two.route(1)
     running = [await place(mine, uuid.uuid4().hex) for _ in range(8)]
     await two.agree_with(mine)
     epochs = iter(range(1, 1_000))
 
-    async def known() -> bool:
+    async def known():
         """Ask again until the other scheduler knows that the older request waits."""
         with pytest.raises(NoCapacity):
             await place(other, "theirs", next(epochs), waited_s=5.0)
@@ -231,7 +223,7 @@ async def test_the_oldest_request_goes_first_at_any_scheduler(two: Pair) -> None
     await two.agree_with(mine, other)
     later = iter(range(2, 1_000))
 
-    async def placed() -> bool:
+    async def placed():
         with suppress(NoCapacity):
             await place(mine, "ours", next(later))
             return True
@@ -240,7 +232,7 @@ async def test_the_oldest_request_goes_first_at_any_scheduler(two: Pair) -> None
     await until(placed)
 
 
-async def test_every_scheduler_gets_cache_reports(redis_server: RedisServer, topic: str) -> None:
+async def test_every_scheduler_gets_cache_reports(redis_server, topic):
     """A restarted scheduler gets everything again, and the others do not."""
     options = [
         Options(f"127.0.0.1:{free_port()}", redis_server.url, topic, heartbeat_s=0.05) for _ in range(2)
@@ -259,7 +251,7 @@ async def test_every_scheduler_gets_cache_reports(redis_server: RedisServer, top
             await session.start(5)
             await session.ready(capacity())
 
-            async def known(server: SchedulerServer, blocks: int) -> bool:
+            async def known(server, blocks):
                 return len(server._prefixes.index) == blocks
 
             for server in (home, other):
@@ -275,7 +267,7 @@ async def test_every_scheduler_gets_cache_reports(redis_server: RedisServer, top
             await session.close()
 
 
-async def test_operators_see_all_schedulers(two: Pair) -> None:
+async def test_operators_see_all_schedulers(two):
     await two.work("m")
     routers = [await two.route(number) for number in range(2)]
     operator = routers[0]
@@ -295,7 +287,7 @@ async def test_operators_see_all_schedulers(two: Pair) -> None:
     assert "is no process here" in (await operator.set_log_level("nobody", "debug")).problem
 
 
-async def test_operators_get_the_description_with_most_workers(two: Pair) -> None:
+async def test_operators_get_the_description_with_most_workers(two):
     async with SchedulerClient(two.options[1].address) as client:
         await client.register(identity("m"), pb.WORKER_STATE_READY)
     async with SchedulerClient(two.address) as operator:

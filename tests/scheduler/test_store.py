@@ -1,15 +1,12 @@
 """The interface of stores, for each kind."""
 
-from __future__ import annotations
-
 import pytest
 
-from baton.scheduler.store import Store
 from baton.scheduler.store.base import TOLD_KINDS
 from harness.scheduling import LEASE_S, until
 
 
-async def test_messages_are_kept_by_kind_for_their_lease(store: Store) -> None:
+async def test_messages_are_kept_by_kind_for_their_lease(store):
     await store.tell("router", "r:é\n", b"old", LEASE_S)
     for kind in TOLD_KINDS:  # several kinds may have the same name
         assert await store.tell(kind, "r:é\n", f"\x00:{kind}".encode(), LEASE_S) == b""
@@ -17,7 +14,7 @@ async def test_messages_are_kept_by_kind_for_their_lease(store: Store) -> None:
     await store.tell("process", "renewed", b"new", 0.02)
     await store.tell("process", "renewed", b"new", LEASE_S)
 
-    async def forgotten() -> bool:
+    async def forgotten():
         return "short" not in (await store.told()).processes
 
     await until(forgotten)
@@ -28,7 +25,7 @@ async def test_messages_are_kept_by_kind_for_their_lease(store: Store) -> None:
     assert not told.orders
 
 
-async def test_one_scheduler_leads_and_the_next_has_a_higher_fence(store: Store) -> None:
+async def test_one_scheduler_leads_and_the_next_has_a_higher_fence(store):
     first = await store.lead("a", LEASE_S)
     assert first > 0
     assert await store.lead("b", LEASE_S) == 0
@@ -38,7 +35,7 @@ async def test_one_scheduler_leads_and_the_next_has_a_higher_fence(store: Store)
     assert await store.lead("a", LEASE_S) == 0
 
 
-async def test_orders_with_an_old_fence_are_refused(store: Store) -> None:
+async def test_orders_with_an_old_fence_are_refused(store):
     first = await store.lead("a", LEASE_S)
     assert await store.order(first, {"f": b"one", "g": b"two"})
     assert await store.tell("fleet", "f", b"here", LEASE_S) == b"one"
@@ -53,7 +50,7 @@ async def test_orders_with_an_old_fence_are_refused(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["w", "wörker {1}:\n"])
-async def test_drain_and_undrain(store: Store, name: str) -> None:
+async def test_drain_and_undrain(store, name):
     await store.open()
     for _ in range(2):
         assert [await store.drain(name) for _ in range(2)] == [True, False]

@@ -1,31 +1,27 @@
 """The order of several routers' requests when all workers are full."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from baton.attempts import Attempt
-from baton.scheduler.need import Adapter, Need
-from baton.scheduler.store import Store
+from baton.scheduler.need import Adapter
 from baton.scheduler.turns import HEARD_S, TOLERANCE_S, RouterTurns, SharedTurns
-from harness.scheduling import Clock, need
+from harness.scheduling import need
 
 WORKERS = {"p", "d"}
 
 
-def asks(router: str, waited_s: float = 0.0, **more: Any) -> Need:
+def asks(router, waited_s=0.0, **more):
     return replace(need(f"of-{router}", 1, 10), router_id=router, waited_s=waited_s, **more)
 
 
 @pytest.fixture
-def turns(clock: Clock) -> RouterTurns:
+def turns(clock):
     return RouterTurns(clock)
 
 
-def test_the_oldest_request_goes_first(turns: RouterTurns) -> None:
+def test_the_oldest_request_goes_first(turns):
     turns.refused(asks("a", 5.0))
     assert turns.elder(asks("b"), WORKERS) == "a"
     assert turns.elder(asks("b", 7.0), WORKERS) == ""
@@ -35,9 +31,7 @@ def test_the_oldest_request_goes_first(turns: RouterTurns) -> None:
     assert turns.elder(asks("b"), WORKERS) == ""
 
 
-def test_a_placement_of_another_request_does_not_cost_a_router_its_turn(
-    turns: RouterTurns, clock: Clock
-) -> None:
+def test_a_placement_of_another_request_does_not_cost_a_router_its_turn(turns, clock):
     """A router's requests of a higher class are placed while one of a lower class waits."""
     turns.refused(asks("a", 60.0, priority=10))
     turns.placed(replace(asks("a"), attempt=Attempt("another", 1)))
@@ -47,20 +41,23 @@ def test_a_placement_of_another_request_does_not_cost_a_router_its_turn(
     assert turns.elder(asks("b", 5.0, priority=10), WORKERS) == ""
 
 
-def test_a_router_that_stops_asking_is_forgotten(turns: RouterTurns, clock: Clock) -> None:
+def test_silent_routers_and_schedulers_are_forgotten(turns, clock):
+    elsewhere = RouterTurns(clock)
+    elsewhere.refused(asks("c", 5.0))
     turns.refused(asks("a", 5.0))
+    turns.hear([elsewhere.told()])
     clock.now += HEARD_S + 0.1
     assert turns.elder(asks("b"), WORKERS) == ""
 
 
-def test_a_new_request_does_not_reserve_a_place(turns: RouterTurns, clock: Clock) -> None:
+def test_a_new_request_does_not_reserve_a_place(turns, clock):
     """Its router may have no queue, and never ask again."""
     turns.refused(asks("a"))
     clock.now += HEARD_S - 0.1
     assert turns.elder(asks("b"), WORKERS) == ""
 
 
-def test_an_older_request_does_not_block_workers_that_it_cannot_use(turns: RouterTurns) -> None:
+def test_an_older_request_does_not_block_workers_that_it_cannot_use(turns):
     turns.refused(asks("a", 5.0, exclude=frozenset({"d"})))
     assert turns.elder(asks("b"), WORKERS) == ""
     assert turns.elder(asks("b"), {"p", "d2"}) == "a"
@@ -73,7 +70,7 @@ def test_an_older_request_does_not_block_workers_that_it_cannot_use(turns: Route
     assert turns.elder(asks("b", vllm_version="0.32"), WORKERS) == ""
 
 
-def test_the_class_counts_before_the_age(turns: RouterTurns) -> None:
+def test_the_class_counts_before_the_age(turns):
     turns.refused(asks("a", 2.0))
     assert turns.elder(asks("b", 60.0, priority=10), WORKERS) == "a"
     assert turns.elder(asks("b", 1.0, priority=-5), WORKERS) == ""
@@ -82,7 +79,7 @@ def test_the_class_counts_before_the_age(turns: RouterTurns) -> None:
     assert turns.elder(asks("b", 0.0, priority=10), WORKERS) == "a"
 
 
-def test_requests_at_other_schedulers_count(turns: RouterTurns, clock: Clock) -> None:
+def test_requests_at_other_schedulers_count(turns, clock):
     """They count by age, class, and the workers that they can use."""
     elsewhere = RouterTurns(clock)
     adapter = Adapter("a", "f1")
@@ -103,15 +100,7 @@ def test_requests_at_other_schedulers_count(turns: RouterTurns, clock: Clock) ->
     assert turns.elder(mine, WORKERS) == ""
 
 
-def test_requests_at_a_silent_scheduler_are_forgotten(turns: RouterTurns, clock: Clock) -> None:
-    elsewhere = RouterTurns(clock)
-    elsewhere.refused(asks("a", 5.0))
-    turns.hear([elsewhere.told()])
-    clock.now += HEARD_S + 0.1
-    assert turns.elder(asks("b"), WORKERS) == ""
-
-
-async def test_schedulers_share_waiting_requests_through_the_store(store: Store, clock: Clock) -> None:
+async def test_schedulers_share_waiting_requests_through_the_store(store, clock):
     one, other = (RouterTurns(clock) for _ in range(2))
     mine, theirs = SharedTurns(store, one), SharedTurns(store, other)
     for each in (mine, theirs):

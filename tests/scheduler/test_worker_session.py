@@ -1,10 +1,7 @@
 """A worker's session against real schedulers."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,35 +9,33 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.types import WorkerRecord
 from baton.scheduler.worker_session import WorkerSession
 from harness.scheduling import Options, capacity, free_port, identity, place, until, until_told, working
 from harness.support import PATIENCE
 
 
-def short(state: pb.WorkerState) -> str:
+def short(state):
     return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_")
 
 
-def loading() -> pb.WorkerIdentity:
-    """Return a worker whose engine is loading."""
+def loading():
     one = identity("m")
     one.ClearField("capacity")
     return one
 
 
-async def drains(session: WorkerSession) -> None:
+async def drains(session):
     async with asyncio.timeout(20 * PATIENCE):
         await session.draining.wait()
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[SchedulerClient]:
+async def client():
     async with SchedulerServer(Options(heartbeat_s=0.05)) as server, SchedulerClient(server.address) as made:
         yield made
 
 
-async def test_a_workers_life(client: SchedulerClient) -> None:
+async def test_a_workers_life(client):
     loads = iter(range(1_000))
     session = WorkerSession(client, loading(), lambda: pb.WorkerLoad(running=next(loads)))
     await session.start(1)
@@ -58,13 +53,13 @@ async def test_a_workers_life(client: SchedulerClient) -> None:
     assert not (await client.describe()).workers
 
 
-async def test_a_restarted_worker_of_a_drained_name_waits_to_be_undrained(client: SchedulerClient) -> None:
-    def life(number: int) -> pb.WorkerIdentity:
+async def test_a_restarted_worker_of_a_drained_name_waits_to_be_undrained(client):
+    def life(number):
         one = identity(f"m.{number}")
         one.name = "m"
         return one
 
-    async def asked() -> list[tuple[str, bool]]:
+    async def asked():
         return [(short(one.state), one.drained) for one in (await client.describe()).workers]
 
     async with working(client, life(1)) as first:
@@ -85,7 +80,7 @@ async def test_a_restarted_worker_of_a_drained_name_waits_to_be_undrained(client
         await drains(second)
 
 
-async def test_a_drain_is_reported_at_once() -> None:
+async def test_a_drain_is_reported_at_once():
     async with (
         SchedulerServer(Options(heartbeat_s=60.0)) as server,
         SchedulerClient(server.address) as client,
@@ -97,7 +92,7 @@ async def test_a_drain_is_reported_at_once() -> None:
         assert (await client.describe()).workers[0].state == pb.WORKER_STATE_DRAINING
 
 
-async def test_start_waits_for_the_scheduler() -> None:
+async def test_start_waits_for_the_scheduler():
     address = f"127.0.0.1:{free_port()}"
     async with SchedulerClient(address) as client:
         began = time.monotonic()
@@ -112,7 +107,7 @@ async def test_start_waits_for_the_scheduler() -> None:
             await late.close()
 
 
-async def test_close_is_quick_when_the_scheduler_is_unreachable() -> None:
+async def test_close_is_quick_when_the_scheduler_is_unreachable():
     async with SchedulerServer(Options()) as server:
         client = SchedulerClient(server.address)
         session = WorkerSession(client, identity("m"), pb.WorkerLoad)
@@ -126,14 +121,12 @@ async def test_close_is_quick_when_the_scheduler_is_unreachable() -> None:
 class Cut(SchedulerClient):
     """Registrations at the address `at` fail."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address):
         super().__init__(address)
         self.at = ""
-        self.error: Exception = SchedulerUnavailable("the network is cut")
+        self.error = SchedulerUnavailable("the network is cut")
 
-    async def register(
-        self, identity: pb.WorkerIdentity, state: pb.WorkerState, *, scheduler: str = ""
-    ) -> pb.RegisterReply:
+    async def register(self, identity, state, *, scheduler=""):
         if scheduler == self.at:
             raise self.error
         return await super().register(identity, state, scheduler=scheduler)
@@ -142,54 +135,53 @@ class Cut(SchedulerClient):
 class Two:
     """Two schedulers without a shared store, and a client of both."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.options = [Options(f"127.0.0.1:{free_port()}", heartbeat_s=0.05) for _ in range(2)]
         self.addresses = [one.address for one in self.options]
-        self.servers: dict[int, SchedulerServer] = {}
+        self.servers = {}
         self.client = Cut(",".join(self.addresses))
 
-    async def begin(self, *numbers: int) -> None:
+    async def begin(self, *numbers):
         for number in numbers:
             self.servers[number] = await SchedulerServer(self.options[number]).__aenter__()
 
-    async def end(self, number: int) -> None:
+    async def end(self, number):
         await self.servers.pop(number).__aexit__(None, None, None)
 
-    async def close(self) -> None:
+    async def close(self):
         await self.client.close()
         for number in list(self.servers):
             await self.end(number)
 
-    def views(self) -> list[WorkerRecord]:
+    def views(self):
         """Return the worker as each running scheduler knows it."""
         return [one._roster.view().workers["m"] for one in self.servers.values()]
 
-    def seen(self, number: int) -> str:
+    def seen(self, number):
         """Return the worker's state at a scheduler; empty if it is unknown there."""
         found = self.servers[number]._roster.view().workers
         return short(found["m"].state) if "m" in found else ""
 
-    async def both_see(self, state: str) -> None:
+    async def both_see(self, state):
         await until(lambda: self.seen(0) == self.seen(1) == state)
 
 
 @pytest.fixture
-async def two() -> AsyncIterator[Two]:
+async def two():
     made = Two()
     yield made
     await made.close()
 
 
 @pytest.fixture
-async def both(two: Two) -> Two:
-    """Return the two schedulers, which run."""
+async def both(two):
     await two.begin(0, 1)
     return two
 
 
-async def test_every_scheduler_gets_all_messages_of_a_worker(both: Two) -> None:
+async def test_every_scheduler_gets_all_messages_of_a_worker(both):
     loads = iter(range(100_000))
-    heard: list[float] = []
+    heard = []
     session = WorkerSession(
         both.client,
         loading(),
@@ -214,7 +206,7 @@ async def test_every_scheduler_gets_all_messages_of_a_worker(both: Two) -> None:
 
 
 @pytest.mark.parametrize("away", [0, 1])
-async def test_one_scheduler_is_enough_to_start(two: Two, away: int) -> None:
+async def test_one_scheduler_is_enough_to_start(two, away):
     await two.begin(1 - away)
     async with working(two.client, identity("m")) as session:
         assert session.registered
@@ -224,7 +216,7 @@ async def test_one_scheduler_is_enough_to_start(two: Two, away: int) -> None:
         assert [one.role for one in two.views()] == [pb.ROLE_DECODE] * 2
 
 
-async def test_a_worker_registers_again_with_a_restarted_scheduler(both: Two) -> None:
+async def test_a_worker_registers_again_with_a_restarted_scheduler(both):
     async with working(both.client, identity("m")) as session:
         await both.end(1)
         [joined] = both.views()
@@ -234,7 +226,7 @@ async def test_a_worker_registers_again_with_a_restarted_scheduler(both: Two) ->
         assert session.registered
 
 
-async def test_one_scheduler_can_refuse_a_worker(both: Two) -> None:
+async def test_one_scheduler_can_refuse_a_worker(both):
     large = identity("other")
     large.model = "large"
     await both.client.register(large, pb.WORKER_STATE_READY, scheduler=both.addresses[1])
@@ -245,7 +237,7 @@ async def test_one_scheduler_can_refuse_a_worker(both: Two) -> None:
     assert both.seen(0) == ""  # it has deregistered
 
 
-async def test_a_scheduler_without_the_capacity_does_not_hear_ready(both: Two) -> None:
+async def test_a_scheduler_without_the_capacity_does_not_hear_ready(both):
     session = WorkerSession(both.client, loading(), pb.WorkerLoad)
     await session.start(2)
     both.client.at = both.addresses[1]
@@ -254,7 +246,7 @@ async def test_a_scheduler_without_the_capacity_does_not_hear_ready(both: Two) -
     heard_at = both.views()[1].heard_at
     began = asyncio.get_running_loop().time()
 
-    def told() -> bool:
+    def told():
         worker = both.views()[1]
         assert worker.state == pb.WORKER_STATE_STARTING or worker.identity.HasField("capacity")
         if asyncio.get_running_loop().time() > began + 0.3:
@@ -265,7 +257,7 @@ async def test_a_scheduler_without_the_capacity_does_not_hear_ready(both: Two) -
     await session.close()
 
 
-async def test_a_role_refused_by_one_scheduler_is_reverted_at_all(both: Two) -> None:
+async def test_a_role_refused_by_one_scheduler_is_reverted_at_all(both):
     async with working(both.client, identity("m")) as session:
         both.client.at, both.client.error = both.addresses[1], Refused("it has another deployment")
         with pytest.raises(Refused, match="another deployment"):
@@ -274,7 +266,7 @@ async def test_a_role_refused_by_one_scheduler_is_reverted_at_all(both: Two) -> 
         await until(lambda: session.registered and all(one.role == pb.ROLE_MIXED for one in both.views()))
 
 
-async def test_a_later_epoch_at_one_scheduler_is_passed_at_all_schedulers(both: Two) -> None:
+async def test_a_later_epoch_at_one_scheduler_is_passed_at_all_schedulers(both):
     """One scheduler knows an earlier process with this id."""
     earlier = identity("m")
     earlier.epoch = 50
@@ -284,7 +276,7 @@ async def test_a_later_epoch_at_one_scheduler_is_passed_at_all_schedulers(both: 
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-async def test_one_scheduler_can_drain_a_worker(both: Two, asked: int) -> None:
+async def test_one_scheduler_can_drain_a_worker(both, asked):
     async with working(both.client, identity("m")) as session:
         async with SchedulerClient(both.addresses[asked]) as operator:
             assert (await operator.drain("m")).worker_id == "m"
@@ -292,18 +284,16 @@ async def test_one_scheduler_can_drain_a_worker(both: Two, asked: int) -> None:
         await both.both_see("DRAINING")
 
 
-async def test_a_worker_is_held_while_one_scheduler_knows_of_the_drain(
-    both: Two, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_is_held_while_one_scheduler_knows_of_the_drain(both, monkeypatch):
     """The other scheduler has no store and does not know of the drain."""
     beats = 0
 
-    def load() -> pb.WorkerLoad:
+    def load():
         nonlocal beats
         beats += 1
         return pb.WorkerLoad()
 
-    async def beaten() -> None:
+    async def beaten():
         last = beats + 10
         await until(lambda: beats > last)
 

@@ -1,9 +1,6 @@
 """A Redis with TLS and the ACL rules in docs/security.md."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 from baton.security import identity as files
 from baton.security.authority import Authority
@@ -15,7 +12,7 @@ PASSWORD = "open-sesame"
 ADMIN = "user admin on nopass ~* &* +@all"  # changes the rules of the others
 
 
-def rules(user: str, topic: str) -> str:
+def rules(user, topic):
     """Return the page's rules for a user, as a line of an ACL file."""
     page = (ROOT / "docs" / "security.md").read_text()
     found = re.search(rf"^(user {user} .*?)(?:\n```|\nuser )", page, re.DOTALL | re.MULTILINE)
@@ -26,7 +23,7 @@ def rules(user: str, topic: str) -> str:
 class GuardedRedis:
     """A running server with only these users."""
 
-    def __init__(self, folder: Path, *acl: str) -> None:
+    def __init__(self, folder, *acl):
         # A certificate from Baton's CA has no address, so clients must not check it.
         authority = Authority.create(folder / "ca")
         files.write(folder, authority.issue(Name("redis", Role.SCHEDULER)))
@@ -40,7 +37,7 @@ class GuardedRedis:
         self.server = RedisServer(folder, extra=extra, tls=True)
         self.server.start()
 
-    def url(self, user: str, password: str = PASSWORD) -> str:
+    def url(self, user, password=PASSWORD):
         """Return the URL for a user, without a password if it is empty."""
         secret = f":{password}" if password else ""
         return f"rediss://{user}{secret}@127.0.0.1:{self.server.port}/0?{self._trust}"

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -10,25 +6,22 @@ from baton import rpc
 from baton.security import identity
 from baton.security.authority import LIFE_S, Authority
 from baton.security.identity import Identity
-from baton.security.names import Name, Role
+from baton.security.names import Name
 
 TOPIC = "test"
-Become = Callable[..., Identity]
 
 
 @pytest.fixture
-def ca(tmp_path: Path) -> Authority:
+def ca(tmp_path):
     return Authority.create(tmp_path / "ca")
 
 
 @pytest.fixture
-def become(ca: Authority, tmp_path: Path) -> Iterator[Become]:
+def become(ca, tmp_path):
     """Return a function that gives this process another identity for new servers and channels."""
     number = itertools.count()
 
-    def change(
-        role: Role, worker_id: str = "", *, by: Authority = ca, topic: str = TOPIC, life_s: float = LIFE_S
-    ) -> Identity:
+    def change(role, worker_id="", *, by=ca, topic=TOPIC, life_s=LIFE_S):
         folder = tmp_path / f"identity-{next(number)}"
         identity.write(folder, by.issue(Name(topic, role, worker_id), life_s))
         mine = Identity(folder)

@@ -1,9 +1,6 @@
 """Saved KV at a real Handoff service, without an engine."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,7 +25,7 @@ class Source:
     staging: Staging
     service: HandoffService
 
-    def save(self, request_id: str) -> Manifest:
+    def save(self, request_id):
         entry = self.staging.reserve(request_id, 1, BLOCKS)
         fill = self.staging.filling(entry)
         records = fill.view.records(0, BLOCKS)
@@ -46,7 +43,7 @@ class Source:
 
 
 @contextmanager
-def source() -> Iterator[Source]:
+def source():
     """Serve with this process's identity."""
     staging = Staging(Arena(64 * RECORD, RECORD), 60.0)
     service = HandoffService(staging, 0, "127.0.0.1:0", RECORD)
@@ -60,11 +57,11 @@ def source() -> Iterator[Source]:
 class Puller:
     """The other end, with this process's identity."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._tcp = Tcp()
         self.client = HandoffClient()
 
-    def pull(self, manifest: Manifest) -> int:
+    def pull(self, manifest):
         """Return the sum of all bytes. Raises HandoffError."""
         pull = Pull(
             request_id=manifest.request_id,
@@ -78,6 +75,6 @@ class Puller:
         )
         return sum(int(records.data.sum()) for records in self._tcp.pull(pull))
 
-    def close(self) -> None:
+    def close(self):
         self._tcp.close()
         self.client.close()

@@ -1,27 +1,21 @@
 """The table of roles is complete, and servers enforce it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
 from baton import rpc
 from baton.protos import gang_pb2, handoff_pb2, scheduler_pb2, worker_pb2
-from baton.security.access import TABLE
+from baton.security.interceptors import TABLE
 from baton.security.names import Role
-from tests.security.conftest import Become
 
 FILES = (gang_pb2, handoff_pb2, scheduler_pb2, worker_pb2, health_pb2)
-METHODS: dict[str, MethodDescriptor] = {
+METHODS = {
     f"/{service.full_name}/{method.name}": method
     for file in FILES
     for service in file.DESCRIPTOR.services_by_name.values()
@@ -35,9 +29,7 @@ MAY = {
         *("Handoff/Connect", "Handoff/Release", "Handoff/Renew", "Handoff/Taken", "Handoff/Staged"),
         *("Handoff/Sample", "Handoff/Trial", "Worker/Follow", "Gang/Join"),
     },
-    Role.ROUTER: {
-        *("Scheduler/Exchange", "Scheduler/Snapshot", "Worker/Hello", "Worker/Run"),
-    },
+    Role.ROUTER: {*("Scheduler/Exchange", "Scheduler/Snapshot", "Worker/Hello", "Worker/Run")},
     Role.SCHEDULER: {"Worker/SetRole", "Worker/Inspect", "Worker/TryHandoff"},
     Role.OPERATOR: {
         *("Scheduler/Describe", "Scheduler/Drain", "Scheduler/Undrain", "Scheduler/SetRole"),
@@ -47,13 +39,13 @@ MAY = {
 W = "w1"
 
 
-def test_every_method_of_every_service_is_in_the_table() -> None:
+def test_every_method_of_every_service_is_in_the_table():
     assert set(TABLE) == set(METHODS)
 
 
-def message(method: MethodDescriptor, worker_id: str) -> bytes:
+def message(method, worker_id):
     """Return a request that names the worker if it has such a field."""
-    made: Any = GetMessageClass(method.input_type)()
+    made = GetMessageClass(method.input_type)()
     if "worker_id" in method.input_type.fields_by_name:
         made.worker_id = worker_id
     if "identity" in method.input_type.fields_by_name:
@@ -61,19 +53,19 @@ def message(method: MethodDescriptor, worker_id: str) -> bytes:
     return bytes(made.SerializeToString())
 
 
-def handlers(*, later: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def handlers(*, later):
     """Yield each service with handlers for its methods that return nothing."""
 
-    def one(request: Any, context: Any) -> bytes:
+    def one(request, context):
         return b""
 
-    def many(request: Any, context: Any) -> Iterator[bytes]:
+    def many(request, context):
         yield b""
 
-    async def one_later(request: Any, context: Any) -> bytes:
+    async def one_later(request, context):
         return b""
 
-    async def many_later(request: Any, context: Any) -> None:
+    async def many_later(request, context):
         await context.write(b"")
 
     for file in FILES:
@@ -93,7 +85,7 @@ def handlers(*, later: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @contextmanager
-def served() -> Iterator[str]:
+def served():
     server = rpc.server(ThreadPoolExecutor(2), 16)
     for service, methods in handlers(later=False):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
@@ -105,7 +97,7 @@ def served() -> Iterator[str]:
         server.stop(0).wait(5)
 
 
-def call(channel: grpc.Channel, path: str, request: bytes) -> tuple[grpc.StatusCode, str]:
+def call(channel, path, request):
     """Return how a call ended."""
     method = METHODS[path]
     try:
@@ -116,13 +108,13 @@ def call(channel: grpc.Channel, path: str, request: bytes) -> tuple[grpc.StatusC
         else:
             channel.unary_unary(path)(request, timeout=5)
     except grpc.RpcError as error:
-        failed: Any = error
+        failed = error
         return failed.code(), failed.details()
     return grpc.StatusCode.OK, ""
 
 
 @pytest.mark.parametrize("role", list(MAY))
-def test_threaded_servers_enforce_the_table(become: Become, role: Role) -> None:
+def test_threaded_servers_enforce_the_table(become, role):
     become(Role.SCHEDULER)
     with served() as address:
         become(role, W if role is Role.WORKER else "")
@@ -137,18 +129,17 @@ def test_threaded_servers_enforce_the_table(become: Become, role: Role) -> None:
             assert call_unknown(channel) is grpc.StatusCode.UNIMPLEMENTED
 
 
-def call_unknown(channel: grpc.Channel) -> grpc.StatusCode:
+def call_unknown(channel):
     try:
         channel.unary_unary("/baton.scheduler.v1.Scheduler/Nothing")(b"", timeout=5)
     except grpc.RpcError as error:
-        failed: Any = error
-        code: grpc.StatusCode = failed.code()
-        return code
+        failed = error
+        return failed.code()
     raise AssertionError("it was answered")
 
 
 @pytest.mark.parametrize("role", list(MAY))
-async def test_asyncio_servers_enforce_the_table(become: Become, role: Role) -> None:
+async def test_asyncio_servers_enforce_the_table(become, role):
     become(Role.WORKER, "server")
     server = rpc.aio_server()
     for service, methods in handlers(later=True):
@@ -166,9 +157,8 @@ async def test_asyncio_servers_enforce_the_table(become: Become, role: Role) -> 
         await server.stop(0)
 
 
-async def call_later(channel: grpc.aio.Channel, path: str, request: bytes) -> grpc.StatusCode:
+async def call_later(channel, path, request):
     method = METHODS[path]
-    made: Any
     try:
         if method.client_streaming:
             # Send no message: a write that meets the refusal hides its status (grpc/grpc#36066).
@@ -186,7 +176,7 @@ async def call_later(channel: grpc.aio.Channel, path: str, request: bytes) -> gr
 
 
 @pytest.mark.parametrize("path", [path for path, rule in TABLE.items() if rule.speaks_for])
-def test_a_worker_speaks_only_for_itself(become: Become, path: str) -> None:
+def test_a_worker_speaks_only_for_itself(become, path):
     become(Role.SCHEDULER)
     with served() as address:
         become(Role.WORKER, W)

@@ -1,12 +1,7 @@
 """Forbidden calls and connections, each refused with one line (docs/security.md)."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -23,19 +18,19 @@ from baton.security.errors import NotSecured
 from baton.security.names import Role
 from harness.scheduling import Options, identity, place
 from tests.security import saves
-from tests.security.conftest import TOPIC, Become
+from tests.security.conftest import TOPIC
 
 READY = pb.WORKER_STATE_READY
 
 
 @pytest.fixture
-async def server(become: Become) -> AsyncIterator[SchedulerServer]:
+async def server(become):
     become(Role.SCHEDULER)
     async with SchedulerServer(Options(topic=TOPIC)) as running:
         yield running
 
 
-async def said(address: str, kind: type[Exception], call: Any) -> str:
+async def said(address, kind, call):
     """Return the error that a client with this process's identity gets."""
     async with SchedulerClient(address, router_id="r") as client:
         with pytest.raises(kind) as error:
@@ -43,11 +38,11 @@ async def said(address: str, kind: type[Exception], call: Any) -> str:
     return str(error.value)
 
 
-def describe(client: SchedulerClient) -> Any:
+def describe(client):
     return client.describe()
 
 
-async def refusal(address: str, *pems: bytes | None) -> grpc.aio.AioRpcError:
+async def refusal(address, *pems):
     """Return the error of a client with these roots, key and chain that does not check the server's name."""
     options = [("grpc.ssl_target_name_override", f"scheduler.{TOPIC}.baton")]
     credentials = grpc.ssl_channel_credentials(*pems)
@@ -57,13 +52,13 @@ async def refusal(address: str, *pems: bytes | None) -> grpc.aio.AioRpcError:
     return error.value
 
 
-def _meant(error: grpc.aio.AioRpcError) -> str:
+def _meant(error):
     """Return the text that Baton's clients show when the server hangs up."""
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     return rpc.tls_problem(error.details() or "")
 
 
-async def test_allowed_calls(server: SchedulerServer, become: Become) -> None:
+async def test_allowed_calls(server, become):
     become(Role.WORKER, "w1")
     async with SchedulerClient(server.address) as worker:
         await worker.register(identity("w1"), READY)
@@ -78,29 +73,27 @@ async def test_allowed_calls(server: SchedulerServer, become: Become) -> None:
         assert (await operator.describe()).drained == ["w1"]
 
 
-async def test_without_a_certificate(server: SchedulerServer, ca: Authority, become: Become) -> None:
+async def test_without_a_certificate(server, ca, become):
     """The client has the CA's certificate, which is not secret, but no certificate of its own."""
     rpc.act_as(None)
     text = _meant(await refusal(server.address, ca.root_pem))
     assert "it hung up; if it speaks TLS, this process needs security.tls, too" in text
 
 
-async def test_a_certificate_of_another_ca(server: SchedulerServer, become: Become, tmp_path: Path) -> None:
+async def test_a_certificate_of_another_ca(server, become, tmp_path):
     become(Role.OPERATOR, by=Authority.create(tmp_path / "other"))
     text = await said(server.address, SchedulerUnavailable, describe)
     assert "its certificate has expired, or is not from this process's CA" in text
 
 
-async def test_another_ca_that_trusts_the_right_one(
-    server: SchedulerServer, become: Become, ca: Authority, tmp_path: Path
-) -> None:
+async def test_another_ca_that_trusts_the_right_one(server, become, ca, tmp_path):
     """The client trusts the server, which does not trust the client."""
     mine = become(Role.OPERATOR, by=Authority.create(tmp_path / "other")).current().pems
     error = await refusal(server.address, ca.root_pem, mine.key, mine.chain)
     assert "this process's certificate is not from its CA" in _meant(error)
 
 
-async def test_an_expired_certificate(server: SchedulerServer, become: Become) -> None:
+async def test_an_expired_certificate(server, become):
     mine = become(Role.OPERATOR, life_s=1)
     async with asyncio.timeout(10):
         while mine.current().seconds_left() > -0.5:  # noqa: ASYNC110
@@ -109,13 +102,13 @@ async def test_an_expired_certificate(server: SchedulerServer, become: Become) -
     assert "it hung up: this process's certificate has expired" in text
 
 
-async def test_plain_text_to_a_tls_port(server: SchedulerServer) -> None:
+async def test_plain_text_to_a_tls_port(server):
     rpc.act_as(None)
     text = await said(server.address, SchedulerUnavailable, describe)
     assert "it hung up; if it speaks TLS, this process needs security.tls, too" in text
 
 
-async def test_tls_to_a_plain_port(become: Become) -> None:
+async def test_tls_to_a_plain_port(become):
     rpc.act_as(None)
     async with SchedulerServer(Options(topic=TOPIC)) as plain:
         become(Role.OPERATOR)
@@ -123,7 +116,7 @@ async def test_tls_to_a_plain_port(become: Become) -> None:
     assert "it speaks plain text, and this process TLS (security.tls)" in text
 
 
-async def test_a_worker_in_the_schedulers_place(become: Become) -> None:
+async def test_a_worker_in_the_schedulers_place(become):
     """Clients verify the role in the server's certificate."""
     become(Role.WORKER, "w1")
     async with SchedulerServer(Options(topic=TOPIC)) as impostor:
@@ -132,7 +125,7 @@ async def test_a_worker_in_the_schedulers_place(become: Become) -> None:
     assert "its certificate is for another role or topic" in text
 
 
-async def test_a_worker_that_registers_as_another(server: SchedulerServer, become: Become) -> None:
+async def test_a_worker_that_registers_as_another(server, become):
     become(Role.WORKER, "w1")
     calls = {
         "register": lambda client: client.register(identity("w2"), READY),
@@ -144,7 +137,7 @@ async def test_a_worker_that_registers_as_another(server: SchedulerServer, becom
         assert text == "worker 'w1' may not speak for worker 'w2'"
 
 
-async def test_a_certificate_of_another_topic(server: SchedulerServer, become: Become) -> None:
+async def test_a_certificate_of_another_topic(server, become):
     become(Role.OPERATOR, topic="elsewhere")
     text = await said(server.address, SchedulerUnavailable, describe)
     assert "its certificate is for another role or topic" in text
@@ -155,7 +148,7 @@ async def test_a_certificate_of_another_topic(server: SchedulerServer, become: B
     assert error.details() == "this is topic 'test'; the caller's certificate is for topic 'elsewhere'"
 
 
-def test_pulls(become: Become) -> None:
+def test_pulls(become):
     """Pull with the right ticket, without a ticket, with the ticket of another save, and as another role."""
     become(Role.WORKER, "p0")
     with saves.source() as source:
@@ -179,14 +172,14 @@ def test_pulls(become: Become) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "fd00::1", "8.8.8.8"])
-async def test_listening_to_others_in_plain_text(host: str) -> None:
+async def test_listening_to_others_in_plain_text(host):
     server = rpc.aio_server()
     address = f"[{host}]:0" if ":" in host else f"{host}:0"
     with pytest.raises(NotSecured, match=r"worker\.listen: .* turn security\.tls on .*security\.insecure"):
         rpc.listen(server, "worker.listen", address)
 
 
-async def test_listening_to_others_with_tls_or_insecure(become: Become) -> None:
+async def test_listening_to_others_with_tls_or_insecure(become):
     become(Role.WORKER, "w1")
     assert rpc.listen(rpc.aio_server(), "worker.listen", "0.0.0.0:0") > 0
     rpc.act_as(None, insecure=True)

@@ -1,7 +1,5 @@
 """Joining with a token, and renewing, at a real join service."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -11,11 +9,8 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -24,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from baton import addresses
 from baton.security import identity, join_service, joining
-from baton.security.authority import Authority, new_key, request_for
+from baton.security.authority import Authority, Token, new_key, request_for
 from baton.security.errors import (
     AuthorityError,
     CAUnreachable,
@@ -33,10 +28,9 @@ from baton.security.errors import (
     SecurityError,
     TokenError,
 )
-from baton.security.identity import Credentials, Pems, checked, name_in
+from baton.security.identity import checked, name_in
 from baton.security.join_service import JoinService
 from baton.security.names import Name, Role
-from baton.security.tokens import Token
 from harness.support import PATIENCE, eventually, free_port
 from tests.security.conftest import TOPIC
 
@@ -44,21 +38,21 @@ WORKER = Name(TOPIC, Role.WORKER, "w1")
 
 
 @pytest.fixture
-async def service(ca: Authority) -> AsyncIterator[str]:
+async def service(ca):
     async with JoinService(ca, TOPIC, "127.0.0.1:0") as running:
         yield running.address
 
 
-def token(ca: Authority, role: Role = Role.WORKER, **changes: Any) -> Token:
-    options: dict[str, Any] = {"valid_s": 60, "uses": 1, "life_s": 3600, **changes}
+def token(ca, role=Role.WORKER, **changes):
+    options = {"valid_s": 60, "uses": 1, "life_s": 3600, **changes}
     return ca.tokens.add(role, options.pop("topic", TOPIC), pin=ca.pin, **options)
 
 
-async def join(service: str, with_: Token, name: Name = WORKER) -> Pems:
+async def join(service, with_, name=WORKER):
     return await asyncio.to_thread(joining.join, service, with_, name)
 
 
-async def test_join_and_renew(ca: Authority, service: str) -> None:
+async def test_join_and_renew(ca, service):
     first = checked(await join(service, token(ca, life_s=600)), "here")
     assert first.name == WORKER
     assert first.ends - first.begins == timedelta(seconds=650)
@@ -72,7 +66,7 @@ async def test_join_and_renew(ca: Authority, service: str) -> None:
     assert found.get_values_for_type(x509.DNSName) == ["worker.test.baton"]
 
 
-async def test_a_token_has_a_number_of_uses(ca: Authority, service: str) -> None:
+async def test_a_token_has_a_number_of_uses(ca, service):
     twice, always = token(ca, uses=2), token(ca, Role.ROUTER, uses=None)
     await join(service, twice)
     await join(service, twice, replace(WORKER, worker_id="w2"))
@@ -88,21 +82,15 @@ async def test_a_token_has_a_number_of_uses(ca: Authority, service: str) -> None
         (Role.WORKER, {"valid_s": -1}, "has expired: make another"),
         (Role.WORKER, {"uses": 0}, "has no uses left"),
         (Role.ROUTER, {}, "is for a router of topic 'test', not for a worker of topic 'test'"),
-        (
-            Role.WORKER,
-            {"topic": "other"},
-            "is for a worker of topic 'other', not",
-        ),
+        (Role.WORKER, {"topic": "other"}, "is for a worker of topic 'other', not"),
     ],
 )
-async def test_a_token_that_does_not_fit_is_refused(
-    ca: Authority, service: str, role: Role, changes: dict[str, Any], why: str
-) -> None:
+async def test_a_token_that_does_not_fit_is_refused(ca, service, role, changes, why):
     with pytest.raises(JoinRefused, match=f"the CA at {service} refuses: token .*{why}"):
         await join(service, token(ca, role, **changes))
 
 
-async def test_a_caller_without_the_secret_learns_nothing(ca: Authority, service: str) -> None:
+async def test_a_caller_without_the_secret_learns_nothing(ca, service):
     """Expired and unknown tokens are refused with the same text."""
     known, expired = token(ca), token(ca, valid_s=-1)
     said = []
@@ -116,7 +104,7 @@ async def test_a_caller_without_the_secret_learns_nothing(ca: Authority, service
     await join(service, known)  # it has not been used
 
 
-async def test_a_revoked_token_is_unknown(ca: Authority, service: str) -> None:
+async def test_a_revoked_token_is_unknown(ca, service):
     made = token(ca)
     assert ca.tokens.revoke(made.id)
     assert not ca.tokens.revoke(made.id)
@@ -124,16 +112,14 @@ async def test_a_revoked_token_is_unknown(ca: Authority, service: str) -> None:
         await join(service, made)
 
 
-async def test_a_revoked_token_stays_revoked_after_its_file_is_restored(
-    ca: Authority, tmp_path: Path
-) -> None:
+async def test_a_revoked_token_stays_revoked_after_its_file_is_restored(ca, tmp_path):
     """On Kubernetes a pod copies its folder from a Secret, and a volume has the revocations."""
     made, spared = token(ca), token(ca)
     mine = checked(ca.issue(WORKER), "here")
     secret = {file.name: file.read_bytes() for file in ca.folder.iterdir()}
     (volume := tmp_path / "volume").mkdir()
 
-    def pod(name: str) -> Authority:
+    def pod(name):
         (folder := tmp_path / name).mkdir()
         for file, content in secret.items():
             (folder / file).write_bytes(content)
@@ -154,7 +140,7 @@ async def test_a_revoked_token_stays_revoked_after_its_file_is_restored(
         await join(service.address, spared)
 
 
-async def test_another_ca_is_not_trusted(ca: Authority, service: str, tmp_path: Path) -> None:
+async def test_another_ca_is_not_trusted(ca, service, tmp_path):
     other = Authority.create(tmp_path / "other")
     theirs = token(ca)
     async with JoinService(other, TOPIC, "127.0.0.1:0") as impostor:
@@ -165,9 +151,7 @@ async def test_another_ca_is_not_trusted(ca: Authority, service: str, tmp_path: 
             await asyncio.to_thread(joining.renew, impostor.address, mine)
 
 
-async def test_only_the_holder_of_a_valid_certificate_can_renew_it(
-    ca: Authority, service: str, tmp_path: Path
-) -> None:
+async def test_only_the_holder_of_a_valid_certificate_can_renew_it(ca, service, tmp_path):
     other = Authority.create(tmp_path / "other")
     request = request_for(new_key())
     mine, over = ca.issue(WORKER), ca.issue(WORKER, life_s=1)
@@ -186,7 +170,7 @@ async def test_only_the_holder_of_a_valid_certificate_can_renew_it(
         ca.renew(mine.chain, request, b"")
 
 
-async def test_the_name_in_a_certificate_is_authenticated_by_the_token(ca: Authority) -> None:
+async def test_the_name_in_a_certificate_is_authenticated_by_the_token(ca):
     made = token(ca)
     request = request_for(new_key())
     with pytest.raises(JoinRefused, match="secret is wrong"):
@@ -197,7 +181,7 @@ async def test_the_name_in_a_certificate_is_authenticated_by_the_token(ca: Autho
     assert name_in(issued) == WORKER
 
 
-def asked(path: str, status: int, **values: str) -> tuple[str, bytes, int]:
+def asked(path, status, **values):
     return path, json.dumps(values).encode(), status
 
 
@@ -219,10 +203,10 @@ ROUTER = {"token": "x", "request": "", "mac": ""}
         ("/ca.key", b"", 404),
     ],
 )
-async def test_malformed_requests_are_refused(service: str, path: str, body: bytes, status: int) -> None:
+async def test_malformed_requests_are_refused(service, path, body, status):
     unverified = ssl._create_unverified_context()
 
-    def send() -> int:
+    def send():
         try:
             url = f"https://{service}{path}"
             return int(urllib.request.urlopen(url, body, timeout=10, context=unverified).status)
@@ -232,29 +216,27 @@ async def test_malformed_requests_are_refused(service: str, path: str, body: byt
     assert await asyncio.to_thread(send) == status
 
 
-async def test_plain_text_is_refused(service: str) -> None:
-    def ask() -> None:
+async def test_plain_text_is_refused(service):
+    def ask():
         urllib.request.urlopen(f"http://{service}/ca", timeout=10)
 
     with pytest.raises(OSError):  # noqa: PT011 (of several kinds)
         await asyncio.to_thread(ask)
 
 
-async def test_an_unreachable_ca(ca: Authority) -> None:
+async def test_an_unreachable_ca(ca):
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(CAUnreachable, match=f"the CA at {address} does not answer .*is it up"):
         await join(address, token(ca))
 
 
-async def test_a_port_in_use(ca: Authority, service: str) -> None:
+async def test_a_port_in_use(ca, service):
     with pytest.raises(SecurityError, match=f"the CA cannot listen on {service}: .*--listen"):
         async with JoinService(ca, TOPIC, service):
             pass
 
 
-async def test_its_own_certificate_is_renewed_after_a_failure(
-    ca: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_its_own_certificate_is_renewed_after_a_failure(ca, monkeypatch, caplog):
     """A full disk must not end the renewals: after a day nobody could join or renew."""
     caplog.set_level(logging.INFO, join_service.__name__)
     monkeypatch.setattr(join_service, "RENEW_S", 0.01)
@@ -262,14 +244,14 @@ async def test_its_own_certificate_is_renewed_after_a_failure(
     problems = deque[Exception | None]([None, IdentityError("full"), IdentityError("full"), None])
     write = identity.write
 
-    def may_fail(folder: Path, pems: Pems) -> None:
+    def may_fail(folder, pems):
         if problems and (problem := problems.popleft()):
             raise problem
         write(folder, pems)
 
     monkeypatch.setattr(identity, "write", may_fail)
 
-    def shown(address: str) -> str:
+    def shown(address):
         host, port = addresses.split(address)
         return ssl.get_server_certificate((host, port))
 
@@ -283,7 +265,7 @@ async def test_its_own_certificate_is_renewed_after_a_failure(
     assert "was renewed" in said[1]
 
 
-def test_the_ca_is_created_once_and_its_files_are_private(ca: Authority, tmp_path: Path) -> None:
+def test_the_ca_is_created_once_and_its_files_are_private(ca, tmp_path):
     with pytest.raises(AuthorityError, match="already"):
         Authority.create(ca.folder)
     assert Authority(ca.folder).pin == ca.pin
@@ -301,13 +283,13 @@ def test_the_ca_is_created_once_and_its_files_are_private(ca: Authority, tmp_pat
 @pytest.mark.parametrize(
     "text", ["", "a.b.c", "0" * 110, f"{'0' * 12}.{'0' * 32}", f"{'0' * 12}.{'0' * 32}.{'g' * 64}"]
 )
-def test_a_malformed_token_is_not_quoted(text: str) -> None:
+def test_a_malformed_token_is_not_quoted(text):
     with pytest.raises(TokenError, match=r"ID\.SECRET\.PIN") as error:
         Token.parse(text)
     assert not text or text not in str(error.value)
 
 
-def test_names() -> None:
+def test_names():
     for name in (WORKER, Name("a.b-c_d", Role.ROUTER), Name("t", Role.CA)):
         assert Name.parse(name.uri) == name
     for uri in (
@@ -319,11 +301,11 @@ def test_names() -> None:
             Name.parse(uri)
 
 
-def serial(one: Credentials) -> str:
+def serial(one):
     return f"{x509.load_pem_x509_certificate(one.pems.chain).serial_number:X}"
 
 
-async def test_a_revoked_line_cannot_be_renewed(ca: Authority, service: str) -> None:
+async def test_a_revoked_line_cannot_be_renewed(ca, service):
     """The running service refuses all certificates of the line, and so does a restarted one."""
     many = token(ca, uses=None)
     first, other = checked(await join(service, many), "here"), checked(await join(service, many), "here")
@@ -339,7 +321,7 @@ async def test_a_revoked_line_cannot_be_renewed(ca: Authority, service: str) -> 
             await asyncio.to_thread(joining.renew, restarted.address, third)
 
 
-async def test_a_revoked_name_may_join_again(ca: Authority, service: str) -> None:
+async def test_a_revoked_name_may_join_again(ca, service):
     many = token(ca, uses=None)
     stolen = checked(await join(service, many), "here")
     neighbour = checked(await join(service, many, replace(WORKER, worker_id="w2")), "here")
@@ -356,7 +338,7 @@ async def test_a_revoked_name_may_join_again(ca: Authority, service: str) -> Non
         await asyncio.to_thread(joining.renew, service, stolen)
 
 
-def test_what_can_be_revoked(ca: Authority) -> None:
+def test_what_can_be_revoked(ca):
     made = checked(ca.issue(WORKER), "here")
     colons = ":".join(serial(made)[at : at + 2] for at in range(0, 40, 2))
     assert ca.revoked.add(colons).upper() == colons.replace(":", "").lstrip("0")
@@ -368,7 +350,7 @@ def test_what_can_be_revoked(ca: Authority) -> None:
     assert oct((ca.folder / "revoked.json").stat().st_mode & 0o777) == "0o600"
 
 
-def test_nothing_is_renewed_with_a_damaged_list_of_revocations(ca: Authority) -> None:
+def test_nothing_is_renewed_with_a_damaged_list_of_revocations(ca):
     mine, request = ca.issue(WORKER), request_for(new_key())
     last = checked(mine, "here")
     (ca.folder / "revoked.json").write_text("[]")
@@ -379,9 +361,7 @@ def test_nothing_is_renewed_with_a_damaged_list_of_revocations(ca: Authority) ->
 
 
 @pytest.mark.parametrize("begun", [None, b"", b"POST /join HTTP/1.1\r\n", b"GET /ca HTTP/1.1\r\nX: "])
-async def test_connections_have_a_time_limit(
-    service: str, monkeypatch: pytest.MonkeyPatch, begun: bytes | None
-) -> None:
+async def test_connections_have_a_time_limit(service, monkeypatch, begun):
     """It includes the handshake, and does not start again with each byte."""
     monkeypatch.setattr(join_service, "CONNECTION_S", 0.5)
     host, port = addresses.split(service)
@@ -401,9 +381,7 @@ async def test_connections_have_a_time_limit(
     writer.close()
 
 
-async def test_joining_works_despite_many_idle_connections(
-    ca: Authority, service: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_joining_works_despite_many_idle_connections(ca, service, monkeypatch):
     monkeypatch.setattr(join_service, "CONNECTION_S", 0.5)
     monkeypatch.setattr(join_service, "MOST_CONNECTIONS", 8)
     host, port = addresses.split(service)
@@ -421,7 +399,7 @@ async def test_joining_works_despite_many_idle_connections(
         writer.close()
 
 
-async def test_it_listens_on_both_address_families(ca: Authority) -> None:
+async def test_it_listens_on_both_address_families(ca):
     async with JoinService(ca, TOPIC, "[::]:0") as running:
         _, port = addresses.split(running.address)
         for host in ("127.0.0.1", "::1"):

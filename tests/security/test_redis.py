@@ -1,11 +1,7 @@
 """A scheduler with Redis over TLS, whose user has the rules in docs/security.md, or fewer."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,15 +16,14 @@ from tests.security.acl import PASSWORD, GuardedRedis, rules
 
 TOPIC = f"acl-{uuid.uuid4().hex[:8]}"
 RULES = rules("baton", TOPIC)
-Serve = Callable[[str], str]
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
+def serve(tmp_path):
     """Return a function that starts a Redis with these rules and returns its URL."""
     running = []
 
-    def start(acl: str) -> str:
+    def start(acl):
         redis = GuardedRedis(tmp_path, acl)
         running.append(redis)
         return redis.url("baton")
@@ -38,7 +33,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         redis.server.stop()
 
 
-async def test_the_rules_on_the_page_are_sufficient(serve: Serve) -> None:
+async def test_the_rules_on_the_page_are_sufficient(serve):
     options = Options(store=serve(RULES), topic=TOPIC)
     async with SchedulerServer(options) as server, SchedulerClient(server.address, router_id="r") as client:
         await client.register(identity("w1"), pb.WORKER_STATE_READY)
@@ -56,7 +51,7 @@ async def test_the_rules_on_the_page_are_sufficient(serve: Serve) -> None:
         assert await server._store.lead("test", 1)
 
 
-async def used(url: str) -> str:
+async def used(url):
     """Call every method of a store; return its problem."""
     store = RedisStore(url, TOPIC)
     try:
@@ -77,7 +72,7 @@ async def used(url: str) -> str:
     return store.problem
 
 
-async def test_every_permission_is_needed(tmp_path: Path) -> None:
+async def test_every_permission_is_needed(tmp_path):
     """HELLO is optional, and SELECT is needed only for a database other than 0."""
     rights = [one for one in RULES.split() if one.startswith("+") and one not in ("+hello", "+select")]
     users = [
@@ -94,14 +89,10 @@ async def test_every_permission_is_needed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "topic"),
-    [
-        (("+evalsha ", ""), TOPIC),
-        (("+hset ", ""), TOPIC),
-        (("", ""), "another-topic"),
-    ],
+    [(("+evalsha ", ""), TOPIC), (("+hset ", ""), TOPIC), (("", ""), "another-topic")],
     ids=["no-scripts", "no-command-in-a-script", "anothers-keys"],
 )
-async def test_missing_permissions_are_reported(serve: Serve, change: tuple[str, str], topic: str) -> None:
+async def test_missing_permissions_are_reported(serve, change, topic):
     store = RedisStore(serve(RULES.replace(*change)), topic)
     with pytest.raises(StoreRefuses, match="does not allow this user enough") as error:
         await store.open()
@@ -110,7 +101,7 @@ async def test_missing_permissions_are_reported(serve: Serve, change: tuple[str,
     assert PASSWORD not in str(error.value)
 
 
-async def test_a_wrong_password_is_reported(serve: Serve) -> None:
+async def test_a_wrong_password_is_reported(serve):
     store = RedisStore(serve(RULES).replace(PASSWORD, "guess"), TOPIC)
     with pytest.raises(StoreRefuses, match="refused the password"):
         await store.open()

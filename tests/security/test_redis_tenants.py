@@ -1,12 +1,8 @@
 """Keys and limits in Redis over TLS, whose users have the rules in docs/security.md."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
@@ -30,20 +26,20 @@ CALLER = Caller("web", "acme", Limits(), Tenant(requests_per_s=50, tokens_per_mi
 
 
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedRedis]:
+def redis(tmp_path_factory):
     made = GuardedRedis(tmp_path_factory.mktemp("redis"), *RULES.values(), ADMIN)
     yield made
     made.server.stop()
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch):
     monkeypatch.setattr(shared, "CALL_S", 10.0)  # the machine may be busy
     monkeypatch.setattr(shared, "PROBE_S", 60.0)
 
 
 @contextlib.asynccontextmanager
-async def book(redis: GuardedRedis, user: str) -> AsyncIterator[RedisBook]:
+async def book(redis, user):
     """Yield the book as a user sees it. The password is not in the URL."""
     made = RedisBook(redis.url(user, ""), TOPIC, PASSWORD, for_router=user == "baton-router")
     try:
@@ -52,7 +48,7 @@ async def book(redis: GuardedRedis, user: str) -> AsyncIterator[RedisBook]:
         await made.close()
 
 
-async def key_work(redis: GuardedRedis) -> None:
+async def key_work(redis):
     """Do everything that `baton key` does, including a refused edit."""
     async with book(redis, "baton-keys") as mine:
         await mine.edit(lambda _: Book())
@@ -62,7 +58,7 @@ async def key_work(redis: GuardedRedis) -> None:
         assert (await mine.changed() or Book()).keys == {"web": KEY}
 
 
-async def router_work(redis: GuardedRedis) -> None:
+async def router_work(redis):
     """Do everything that two routers do with limits."""
     async with book(redis, "baton-router") as mine:
         assert await mine.changed() is not None
@@ -95,17 +91,17 @@ async def router_work(redis: GuardedRedis) -> None:
             await store.close()
 
 
-async def test_the_rules_on_the_page_are_sufficient(redis: GuardedRedis) -> None:
+async def test_the_rules_on_the_page_are_sufficient(redis):
     await key_work(redis)
     await router_work(redis)
 
 
-def _rights() -> list[tuple[str, str]]:
+def _rights():
     return [(user, right) for user, line in RULES.items() for right in re.findall(r" \+(\S+)", line)]
 
 
 @pytest.mark.parametrize(("user", "right"), _rights(), ids=lambda part: part.replace("|", "-"))
-async def test_every_permission_is_needed(redis: GuardedRedis, user: str, right: str) -> None:
+async def test_every_permission_is_needed(redis, user, right):
     async with Redis.from_url(redis.url("admin", "x")) as admin:
         await admin.flushall()
         await admin.script_flush()
@@ -118,7 +114,7 @@ async def test_every_permission_is_needed(redis: GuardedRedis, user: str, right:
             await admin.execute_command("ACL", "SETUSER", user, f"+{right}")
 
 
-async def test_a_router_cannot_change_keys(redis: GuardedRedis) -> None:
+async def test_a_router_cannot_change_keys(redis):
     async with book(redis, "baton-router") as mine:
         with pytest.raises(BookError, match="does not allow this user enough") as error:
             await mine.edit(lambda held: held.with_key("own", KEY))
@@ -126,7 +122,7 @@ async def test_a_router_cannot_change_keys(redis: GuardedRedis) -> None:
     assert PASSWORD not in str(error.value)
 
 
-async def test_topics_are_separate(redis: GuardedRedis, caplog: pytest.LogCaptureFixture) -> None:
+async def test_topics_are_separate(redis, caplog):
     for user in USERS:
         other = RedisBook(redis.url(user), f"{TOPIC}-2")
         with pytest.raises(BookError, match="does not allow this user enough"):
@@ -139,13 +135,13 @@ async def test_topics_are_separate(redis: GuardedRedis, caplog: pytest.LogCaptur
     await store.close()
 
 
-def test_baton_key_reads_the_password_from_a_file(redis: GuardedRedis, tmp_path: Path) -> None:
+def test_baton_key_reads_the_password_from_a_file(redis, tmp_path):
     file = tmp_path / "password"
     file.touch(0o600)
     place = ["--keys-store", redis.url("baton-keys", ""), "--topic", TOPIC]
     place += ["--keys-store-password-file", str(file)]
 
-    def run(*words: str) -> str:
+    def run(*words):
         return CliRunner().invoke(app, ["key", *words, *place], catch_exceptions=False).output
 
     file.write_text(f"{PASSWORD}\n")

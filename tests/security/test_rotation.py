@@ -1,51 +1,43 @@
 """No call fails under load while certificates are replaced every few seconds."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 
-import pytest
 from cryptography import x509
 
 from baton import rpc
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
-from baton.security.authority import Authority
-from baton.security.identity import Credentials, Identity, Pems
 from baton.security.names import Role
 from baton.security.renewal import Renewal
 from harness.scheduling import Options, identity, place
 from harness.support import PATIENCE
 from tests.security import saves
-from tests.security.conftest import TOPIC, Become
+from tests.security.conftest import TOPIC
 
 LIFE_S = 2.0 * PATIENCE
 ROTATIONS = 2
 PACE_S = 0.01
 
 
-def serial(mine: Identity) -> int:
+def serial(mine):
     return x509.load_pem_x509_certificate(mine.current().pems.chain).serial_number
 
 
-async def test_no_call_fails_while_certificates_are_replaced(
-    become: Become, ca: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_call_fails_while_certificates_are_replaced(become, ca, monkeypatch):
     monkeypatch.setattr(rpc, "RETIRED_S", 1.0)  # streams on old channels are cut during the test
 
-    def renew(last: Credentials) -> Pems:
+    def renew(last):
         return ca.issue(last.name, LIFE_S)
 
     with ExitStack() as stack:
 
-        def kept(role: Role, worker_id: str = "") -> Identity:
+        def kept(role, worker_id=""):
             mine = become(role, worker_id, life_s=LIFE_S)
             stack.callback(Renewal(mine, renew).close)
             return mine
@@ -63,16 +55,16 @@ async def test_no_call_fails_while_certificates_are_replaced(
             router_identity = kept(Role.ROUTER)
             router = await _client(server)
             parts = [scheduler, prefill, decode, router_identity]
-            seen: list[set[int]] = [set() for _ in parts]
+            seen = [set() for _ in parts]
             over = threading.Event()
 
-            def note() -> bool:
+            def note():
                 for mine, serials in zip(parts, seen, strict=True):
                     serials.add(serial(mine))
                     assert mine.current().ends > datetime.now(UTC)
                 return all(len(serials) > ROTATIONS for serials in seen)
 
-            async def placed() -> None:
+            async def placed():
                 one = await place(router, uuid.uuid4().hex, 1, 1, 1)
                 router.reporter.finished(one.attempt, "stop")
 
@@ -89,21 +81,21 @@ async def test_no_call_fails_while_certificates_are_replaced(
     assert all(count > 20 for count in calls[:4])
 
 
-async def _client(server: SchedulerServer) -> SchedulerClient:
+async def _client(server):
     return SchedulerClient(server.address, router_id="r")
 
 
-async def _repeated(call: Callable[[], object], over: threading.Event) -> int:
+async def _repeated(call, over):
     """Call until it is over; return the number of calls."""
     count = 0
     while not over.is_set():
-        await call()  # type: ignore[misc]
+        await call()
         count += 1
         await asyncio.sleep(PACE_S)
     return count
 
 
-def _pulled(puller: saves.Puller, manifest: saves.Manifest, over: threading.Event) -> int:
+def _pulled(puller, manifest, over):
     count = 0
     while not over.wait(PACE_S):
         assert puller.pull(manifest) == saves.RECORD * saves.BLOCKS
@@ -112,7 +104,7 @@ def _pulled(puller: saves.Puller, manifest: saves.Manifest, over: threading.Even
     return count
 
 
-async def _until(done: Callable[[], bool], over: threading.Event) -> int:
+async def _until(done, over):
     deadline = time.monotonic() + ROTATIONS * LIFE_S * 2
     try:
         while not done():

@@ -1,7 +1,5 @@
 """Encrypted pieces can be decrypted only with the same key, once and in order."""
 
-from __future__ import annotations
-
 import pytest
 
 from baton.security.errors import NotAsSealed
@@ -10,7 +8,7 @@ from baton.security.sealing import KEY_BYTES, TAG_BYTES, Seal, new_key
 PIECES = [b"first", b"", b"third" * 1000]
 
 
-def sealed(key: bytes, beside: bytes = b"") -> list[bytes]:
+def sealed(key, beside=b""):
     seal, made = Seal(key), []
     for piece in PIECES:
         out = bytearray(len(piece) + TAG_BYTES)
@@ -19,7 +17,7 @@ def sealed(key: bytes, beside: bytes = b"") -> list[bytes]:
     return made
 
 
-def opened(key: bytes, pieces: list[bytes], beside: bytes = b"") -> list[bytes]:
+def opened(key, pieces, beside=b""):
     seal, made = Seal(key), []
     for piece in pieces:
         out = bytearray(len(piece) - TAG_BYTES)
@@ -28,14 +26,14 @@ def opened(key: bytes, pieces: list[bytes], beside: bytes = b"") -> list[bytes]:
     return made
 
 
-def test_round_trip() -> None:
+def test_round_trip():
     key = new_key()
     whole = sealed(key, b"prefix")
     assert opened(key, whole, b"prefix") == PIECES
     assert not any(b"first" in piece or b"third" in piece for piece in whole)
 
 
-def test_equal_pieces_differ_when_sealed() -> None:
+def test_equal_pieces_differ_when_sealed():
     seal, out = Seal(new_key()), [bytearray(5 + TAG_BYTES) for _ in range(2)]
     for one in out:
         seal.seal(b"first", memoryview(one))
@@ -53,13 +51,13 @@ def test_equal_pieces_differ_when_sealed() -> None:
     ],
     ids=["left out", "doubled", "swapped", "changed", "another tag"],
 )
-def test_modified_pieces_are_refused(spoil: object) -> None:
+def test_modified_pieces_are_refused(spoil):
     key = new_key()
     with pytest.raises(NotAsSealed):
-        opened(key, spoil(sealed(key)))  # type: ignore[operator]
+        opened(key, spoil(sealed(key)))
 
 
-def test_another_key_or_prefix_is_refused() -> None:
+def test_another_key_or_prefix_is_refused():
     key = new_key()
     with pytest.raises(NotAsSealed):
         opened(new_key(), sealed(key))

@@ -1,9 +1,5 @@
 """Service classes in the configuration: built in, added, and invalid."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from baton.services.classes import Classes
@@ -11,13 +7,13 @@ from baton.services.config import load
 from baton.services.errors import ConfigError
 
 
-def configured(folder: Path, classes: str) -> Classes:
+def configured(folder, classes):
     file = folder / "baton.yaml"
     file.write_text(f"classes: {classes}\n")
     return Classes(load(config_file=str(file)).classes)
 
 
-def test_two_classes_are_built_in_and_others_are_added(tmp_path: Path) -> None:
+def test_two_classes_are_built_in_and_others_are_added(tmp_path):
     interactive, batch = Classes()
     assert (interactive.name, batch.name) == ("interactive", "batch")
     assert (interactive.room, batch.room) == (1.0, 0.75)  # the first one's share is kept free
@@ -46,6 +42,6 @@ def test_two_classes_are_built_in_and_others_are_added(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_together_is_refused(tmp_path: Path, classes: str, said: str) -> None:
+def test_what_does_not_fit_together_is_refused(tmp_path, classes, said):
     with pytest.raises(ConfigError, match=said):
         configured(tmp_path, classes)

@@ -1,9 +1,6 @@
 """Keys and passwords in files: their format, and the errors for unusable files."""
 
-from __future__ import annotations
-
 import logging
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,19 +14,19 @@ from harness.support import ROOT
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     made = tmp_path / "secret"
     made.touch(0o600)
     return made
 
 
-def test_every_line_is_a_key(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_line_is_a_key(file, caplog):
     file.write_text("\ufeff# new\n one \n\n\t# old\ntwo\r\n")
     assert credentials.api_keys(RouterSettings(api_key_file=str(file))) == ["one", "two"]
     assert not caplog.records
 
 
-def test_precedence_of_keys(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precedence_of_keys(file, monkeypatch):
     file.write_text("of-the-file")
     assert credentials.api_keys(RouterSettings()) == []
     monkeypatch.setenv("VLLM_API_KEY", "stock")
@@ -50,7 +47,7 @@ def test_precedence_of_keys(file: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (b"\xffc4nary", "not a text file"),
     ],
 )
-def test_a_file_without_a_key_is_refused(file: Path, text: bytes, said: str) -> None:
+def test_a_file_without_a_key_is_refused(file, text, said):
     file.write_bytes(text)
     with pytest.raises(ConfigError, match=r"^router\.api_key_file: ") as error:
         credentials.check(Settings(router=RouterSettings(api_key_file=str(file))))
@@ -59,7 +56,7 @@ def test_a_file_without_a_key_is_refused(file: Path, text: bytes, said: str) -> 
     assert "c4nary" not in str(error.value)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read(tmp_path):
     for path, said in ((tmp_path / "nowhere", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(ConfigError, match=rf"router\.api_key_file: cannot read .*{said}"):
             credentials.api_keys(RouterSettings(api_key_file=str(path)))
@@ -69,7 +66,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             credentials.check(Settings(router=RouterSettings(keys_store_password_file=str(path))))
 
 
-def test_a_file_readable_by_all_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_readable_by_all_is_warned_of(file, caplog):
     file.write_text("c4nary")
     file.chmod(0o644)
     with caplog.at_level(logging.WARNING, credentials.__name__):
@@ -80,7 +77,7 @@ def test_a_file_readable_by_all_is_warned_of(file: Path, caplog: pytest.LogCaptu
     assert "c4nary" not in record.getMessage()
 
 
-def test_the_stores_password(file: Path) -> None:
+def test_the_stores_password(file):
     file.write_text("#a b\n")
     assert credentials.store_password(SchedulerSettings(store_password_file=str(file))) == "#a b"
     assert credentials.store_password(SchedulerSettings()) == ""
@@ -89,7 +86,7 @@ def test_the_stores_password(file: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n", "c4nary\nc4nary\n"])
-def test_a_password_is_one_line(file: Path, text: str) -> None:
+def test_a_password_is_one_line(file, text):
     file.write_text(text)
     with pytest.raises(ConfigError, match="on one line") as error:
         credentials.store_password(SchedulerSettings(store_password_file=str(file)))
@@ -99,7 +96,7 @@ def test_a_password_is_one_line(file: Path, text: str) -> None:
     assert "c4nary" not in str(error.value)
 
 
-def test_a_file_of_tenants_keys_is_checked_before_anything_starts(tmp_path: Path) -> None:
+def test_a_file_of_tenants_keys_is_checked_before_anything_starts(tmp_path):
     file = tmp_path / "keys.yaml"
     settings = Settings(router=RouterSettings(keys_file=str(file)))
     for text, said in ((None, "No such file"), ("keys: {a: {tenant: t}}", "keys.a.sha256: Field required")):
@@ -120,9 +117,7 @@ def test_a_file_of_tenants_keys_is_checked_before_anything_starts(tmp_path: Path
         *(("127.0.0.1", "", False), ("::1", "", False), ("localhost", "", False), ("0.0.0.0", "k", False)),
     ],
 )
-def test_a_router_that_is_open_to_all_is_reported(
-    host: str, key: str, open_: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_router_that_is_open_to_all_is_reported(host, key, open_, monkeypatch):
     settings = load({"router": {"host": host, "api_key": key}})
     said = credentials.open_to_all(settings.router)
     assert (host in said and "no key is needed" in said) if open_ else not said
@@ -131,7 +126,7 @@ def test_a_router_that_is_open_to_all_is_reported(
     assert not credentials.open_to_all(settings.router)
 
 
-def test_compose_publishes_the_router_on_this_machine_alone() -> None:
+def test_compose_publishes_the_router_on_this_machine_alone():
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     for name, service in compose["services"].items():
         for port in service.get("ports", []):

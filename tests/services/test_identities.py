@@ -1,14 +1,10 @@
 """A process gets its certificate from the source that the settings name, or does not start."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +16,7 @@ from baton.security.identity import Identity
 from baton.security.join_service import JoinService
 from baton.security.names import Name, Role
 from baton.services import identities
-from baton.services.config import Settings, load
+from baton.services.config import load
 from baton.services.errors import ConfigError
 from harness.support import PYTHON
 
@@ -28,27 +24,27 @@ WORKER = Name("baton", Role.WORKER, "w1")
 
 
 @pytest.fixture(autouse=True)
-def _plain_again() -> Iterator[None]:
+def _plain_again():
     yield
     rpc.act_as(None)
 
 
 @pytest.fixture
-def ca(tmp_path: Path) -> Authority:
+def ca(tmp_path):
     return Authority.create(tmp_path / "ca")
 
 
-def settings(**security: Any) -> Settings:
+def settings(**security):
     return load({"security": {"tls": True, **security}})
 
 
-def mine() -> Identity:
+def mine():
     folder = rpc.identity_folder()
     assert folder is not None
     return Identity(folder)
 
 
-def test_without_tls_there_is_none() -> None:
+def test_without_tls_there_is_none():
     identities.take_on(load(), Role.ROUTER)
     assert rpc.identity_folder() is None
     with pytest.raises(NotSecured):
@@ -57,18 +53,18 @@ def test_without_tls_there_is_none() -> None:
     rpc.check_exposure("worker.listen", "0.0.0.0")
 
 
-def test_from_the_cas_folder(ca: Authority) -> None:
+def test_from_the_cas_folder(ca):
     identities.take_on(settings(ca=str(ca.folder)), Role.WORKER, "w1")
     assert mine().name == WORKER
     assert oct((mine().folder / identity.KEY).stat().st_mode & 0o777) == "0o600"
 
 
-def test_without_a_ca_it_does_not_start(tmp_path: Path) -> None:
+def test_without_a_ca_it_does_not_start(tmp_path):
     with pytest.raises(AuthorityError, match="`baton ca init`"):
         identities.take_on(settings(ca=str(tmp_path / "none")), Role.ROUTER)
 
 
-def test_from_a_folder_that_others_keep(ca: Authority, tmp_path: Path) -> None:
+def test_from_a_folder_that_others_keep(ca, tmp_path):
     given = tmp_path / "given"
     with pytest.raises(IdentityError, match=r"no certificate in .*given"):
         identities.take_on(settings(folder=str(given)), Role.WORKER, "w1")
@@ -83,13 +79,13 @@ def test_from_a_folder_that_others_keep(ca: Authority, tmp_path: Path) -> None:
         identities.take_on(settings(folder=str(given)), Role.WORKER, "w1")
 
 
-async def test_by_joining_and_again_from_what_is_kept(ca: Authority, tmp_path: Path) -> None:
+async def test_by_joining_and_again_from_what_is_kept(ca, tmp_path):
     """The token is for one use, so the second start must use the folder's certificate."""
     token = ca.tokens.add(Role.OPERATOR, "baton", valid_s=60, uses=1, life_s=60, pin=ca.pin)
     file = tmp_path / "token"
     async with JoinService(ca, "baton", "127.0.0.1:0") as service:
 
-        def take_on(**more: str) -> None:
+        def take_on(**more):
             identities.take_on(settings(join=service.address, **more), Role.OPERATOR)
 
         with pytest.raises(ConfigError, match=r"security\.token_file: .*`baton ca token`"):
@@ -110,7 +106,7 @@ async def test_by_joining_and_again_from_what_is_kept(ca: Authority, tmp_path: P
         ("handoff.host", "handoff", {"host": "10.0.0.5"}),
     ],
 )
-def test_what_would_listen_in_plain_text_is_named(key: str, section: str, values: dict[str, str]) -> None:
+def test_what_would_listen_in_plain_text_is_named(key, section, values):
     with pytest.raises(NotSecured, match=f"^{key}: .*security.tls.*security.insecure"):
         identities.check(load({section: values}))
     for security in ({"tls": True}, {"insecure": True}):
@@ -130,21 +126,18 @@ def test_what_would_listen_in_plain_text_is_named(key: str, section: str, values
         ({"tlss": True}, "did you mean 'tls'"),
     ],
 )
-def test_settings_that_contradict_each_other(values: dict[str, Any], text: str) -> None:
+def test_settings_that_contradict_each_other(values, text):
     with pytest.raises(ConfigError, match=text):
         load({"security": values})
 
 
-def test_a_folder_goes_when_its_process_went_and_not_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_goes_when_its_process_went_and_not_before(tmp_path, monkeypatch):
     """The process id may not be visible, as in another container that shares /tmp."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code = "from baton.services import identities; print(identities._temporary(), flush=True); input()"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [PYTHON, "-c", code]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment) as owner:
-        assert owner.stdout is not None
         theirs = Path(owner.stdout.readline().strip())
         os.utime(theirs, (0, 0))  # an old folder
         ours = identities._temporary()

@@ -1,10 +1,7 @@
 """Early imports are exempt from garbage collection."""
 
-from __future__ import annotations
-
 import gc
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +9,7 @@ from baton.services.imports import collect_seldom, import_all
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_imports_are_exempt_from_collection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: bool
-) -> None:
+def test_imports_are_exempt_from_collection(tmp_path, monkeypatch, enabled):
     name = f"imported_while_{enabled}"
     (tmp_path / f"{name}.py").write_text("import gc\nMADE = [[]]\nENABLED = gc.isenabled()\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -30,7 +25,7 @@ def test_imports_are_exempt_from_collection(
     assert not any(one is module.MADE for one in gc.get_objects())
 
 
-def test_a_server_collects_seldom_and_never_what_was_there_when_it_began() -> None:
+def test_a_server_collects_seldom_and_never_what_was_there_when_it_began():
     before, there = gc.get_threshold(), [[]]
     try:
         collect_seldom()
@@ -40,7 +35,7 @@ def test_a_server_collects_seldom_and_never_what_was_there_when_it_began() -> No
         gc.set_threshold(*before)
 
 
-def test_a_module_that_fails_leaves_the_collector_as_it_was() -> None:
+def test_a_module_that_fails_leaves_the_collector_as_it_was():
     assert gc.isenabled()
     with pytest.raises(ModuleNotFoundError):
         import_all(["no_such_module_anywhere"])

@@ -1,13 +1,9 @@
 """Logs of one line per record, for people or for machines."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
 import warnings
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -17,7 +13,7 @@ from baton.services.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def restored(monkeypatch):
     verbosities = ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY", "TORCH_CPP_LOG_LEVEL")
     for name in ("_BATON_LOG", "VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING", *verbosities):
         monkeypatch.setenv(name, "")
@@ -31,14 +27,14 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     logging.getLogger("baton.requests").setLevel(logging.NOTSET)
 
 
-def test_json_has_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_fields(capsys):
     logs.configure("json", "prefill-0").info("saved %d", 3, extra={"request": "r1"})
     line = json.loads(capsys.readouterr().err)
     assert (line["process"], line["level"], line["message"]) == ("prefill-0", "info", "saved 3")
     assert line["request"] == "r1"
 
 
-def test_json_keeps_a_traceback_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_keeps_a_traceback_on_its_line(capsys):
     logger = logs.configure("json", "w")
     try:
         raise ValueError("two\nlines")
@@ -49,17 +45,17 @@ def test_json_keeps_a_traceback_on_its_line(capsys: pytest.CaptureFixture[str]) 
     assert "ValueError" in json.loads(lines[0])["exception"]
 
 
-def test_text_names_the_process_and_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_names_the_process_and_the_fields(capsys):
     logs.configure("text", "decode-1").info("ready", extra={"blocks": 7})
     text = capsys.readouterr().err
     assert "INFO [decode-1] baton: ready blocks=7" in text
 
 
-def test_fields_that_a_library_adds_to_every_record_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fields_that_a_library_adds_to_every_record_are_left_out(capsys):
     """Replace the record factory, as vLLM does when it is imported."""
     standard = logging.getLogRecordFactory()
 
-    def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
+    def factory(*args, **kwargs):
         record = standard(*args, **kwargs)
         record.process_kind = "main"
         return record
@@ -72,15 +68,15 @@ def test_fields_that_a_library_adds_to_every_record_are_left_out(capsys: pytest.
     assert capsys.readouterr().err.endswith("ready blocks=7\n")
 
 
-async def test_lines_of_a_task_say_what_they_are_about(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_lines_of_a_task_say_what_they_are_about(capsys):
     """So do lines of the tasks that it starts, but no others."""
     log = logs.configure("json", "router")
 
-    async def relay() -> None:
+    async def relay():
         logs.concern(request_id="r1")
         log.warning("inner")
 
-    async def request() -> None:
+    async def request():
         logs.concern(trace_id="t1")
         await asyncio.create_task(relay())
         log.warning("outer")
@@ -93,7 +89,7 @@ async def test_lines_of_a_task_say_what_they_are_about(capsys: pytest.CaptureFix
     assert shown == [("inner", "r1", "t1"), ("outer", None, "t1"), ("own", None, "t2"), ("none", None, None)]
 
 
-def test_levels_change_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_levels_change_while_it_runs(capsys):
     log = logs.configure("text", "w")
     set_level("debug")
     log.debug("fine")
@@ -109,7 +105,7 @@ def test_levels_change_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None
     assert text == [said.format("debug"), "fine", said.format("error")]
 
 
-def speak() -> None:
+def speak():
     """Log like libraries: once at each level, and one Python warning."""
     for name in ("vllm.engine", "transformers.modeling", "some.other.library"):
         for level in ("info", "warning", "error"):
@@ -118,7 +114,7 @@ def speak() -> None:
 
 
 @pytest.mark.filterwarnings("always")
-def test_errors_of_libraries_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_libraries_are_shown(capsys):
     logs.configure("text", "w").info("ours")
     speak()
     lines = capsys.readouterr().err.splitlines()
@@ -131,7 +127,7 @@ def test_errors_of_libraries_are_shown(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.filterwarnings("always")
-def test_a_log_file_keeps_their_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_file_keeps_their_warnings(capsys):
     logs.keep_warnings()
     logs.configure("text", "w")
     speak()
@@ -144,9 +140,7 @@ def test_a_log_file_keeps_their_warnings(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.filterwarnings("always")
-def test_the_environment_sets_the_level_of_libraries(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_sets_the_level_of_libraries(capsys, monkeypatch):
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "info")
     logs.keep_warnings()
     logs.configure("text", "w")
@@ -157,7 +151,7 @@ def test_the_environment_sets_the_level_of_libraries(
         logs.configure("text", "w")
 
 
-def test_a_spawned_process_logs_as_its_parent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_spawned_process_logs_as_its_parent(capsys):
     logs.configure("json", "decode-1")
     logging.getLogger().handlers.clear()  # a new interpreter with the same environment has none
     logs.follow()

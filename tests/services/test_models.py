@@ -1,10 +1,5 @@
 """Several models in one configuration."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import yaml
 
@@ -13,7 +8,7 @@ from baton.services.errors import ConfigError
 from baton.services.fleet.supervisor import Fleet, started
 from baton.services.models import models_of, the_one
 
-BASE: dict[str, Any] = {
+BASE = {
     "engine": {"model": "weights", "dtype": "float32", "extra": {"a": 1}},
     "scheduler": {"address": "127.0.0.1:7400", "metrics_port": 7500},
     "router": {"port": 8123, "max_waiting": 7},
@@ -21,8 +16,8 @@ BASE: dict[str, Any] = {
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Any:
-    def load_with(models: Any, **sections: Any) -> Any:
+def config(tmp_path):
+    def load_with(models, **sections):
         file = tmp_path / "baton.yaml"
         file.write_text(
             models
@@ -34,7 +29,7 @@ def config(tmp_path: Path) -> Any:
     return load_with
 
 
-def test_without_entries_there_is_one_model() -> None:
+def test_without_entries_there_is_one_model():
     settings = load(BASE)
     (one,) = models_of(settings)
     assert (one.settings, one.name, one.prefix) == (settings, "weights", "")
@@ -43,7 +38,7 @@ def test_without_entries_there_is_one_model() -> None:
     assert [str(each.fleet) for each in started(settings, Fleet(0, 0, 2))] == ["2 mixed"]
 
 
-def test_an_entry_inherits_and_replaces_whole_keys(config: Any) -> None:
+def test_an_entry_inherits_and_replaces_whole_keys(config):
     settings = config(
         {
             "chat": {"mixed": 2, "encode": 1},
@@ -76,7 +71,7 @@ def test_an_entry_inherits_and_replaces_whole_keys(config: Any) -> None:
     ]
 
 
-def test_each_model_has_its_own_scheduler_and_all_have_one_identity(config: Any) -> None:
+def test_each_model_has_its_own_scheduler_and_all_have_one_identity(config):
     settings = config(
         {"chat": {}, "code": {}, "far": {"scheduler": {"address": "h:1", "topic": "t"}}},
         scheduler={"address": "h:7400,i:7400", "topic": "site", "metrics_port": 7500},
@@ -113,20 +108,20 @@ def test_each_model_has_its_own_scheduler_and_all_have_one_identity(config: Any)
         ({"-a": {}}, "models"),
     ],
 )
-def test_invalid_entries_are_refused_by_name(config: Any, models: Any, said: str) -> None:
+def test_invalid_entries_are_refused_by_name(config, models, said):
     with pytest.raises(ConfigError) as refused:
         models_of(config(models))
     assert said in str(refused.value)
 
 
-def test_a_secret_of_an_entry_is_not_shown(config: Any) -> None:
+def test_a_secret_of_an_entry_is_not_shown(config):
     with pytest.raises(ConfigError) as refused:
         models_of(config({"a": {"scheduler": {"store": "http://:hunter2@h"}}}))
     assert "models.a: scheduler.store is not allowed" in str(refused.value)
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_command_about_one_model_needs_its_name(config: Any) -> None:
+def test_a_command_about_one_model_needs_its_name(config):
     settings = config({"chat": {}, "code": {}})
     with pytest.raises(ConfigError, match=r"name it with --of-model \(chat, code\)"):
         the_one(settings, "")
@@ -138,7 +133,7 @@ def test_a_command_about_one_model_needs_its_name(config: Any) -> None:
         started(settings, Fleet(1, 1, 0))
 
 
-def test_models_cannot_be_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_cannot_be_set_in_the_environment(monkeypatch):
     monkeypatch.setenv("BATON_MODELS", "{}")
     with pytest.raises(ConfigError, match="can only be set in the configuration file"):
         load(BASE)

@@ -1,9 +1,6 @@
 """Check that docs/observability.md lists every metric of the code; run this file to print the lists."""
 
-from __future__ import annotations
-
 import pytest
-from prometheus_client import CollectorRegistry
 
 from harness.metric_families import declared, registries
 from harness.support import ROOT
@@ -11,7 +8,7 @@ from harness.support import ROOT
 PAGE = ROOT / "docs" / "observability.md"
 
 
-def listing(registry: CollectorRegistry) -> str:
+def listing(registry):
     lines = []
     for one in declared(registry):
         name = one._name + ("_total" if one._type == "counter" else "")
@@ -22,7 +19,7 @@ def listing(registry: CollectorRegistry) -> str:
 
 
 @pytest.mark.parametrize("part", ["Worker", "Router", "Scheduler"])
-def test_the_page_lists_every_metric(part: str) -> None:
+def test_the_page_lists_every_metric(part):
     section = PAGE.read_text().partition(f"\n### {part}\n")[2].partition("\n#")[0]
     assert section.strip() == listing(registries()[part])
 

@@ -1,14 +1,10 @@
 """Printing with stdout and stderr in any state: nothing raises or blocks."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +15,7 @@ from harness.support import CALL_S, PYTHON, eventually, full_pipe
 LINE = b"x" * 79 + b"\n"
 
 
-def read(descriptor: int) -> bytes:
+def read(descriptor):
     """Return what can be read now."""
     os.set_blocking(descriptor, False)
     found = b""
@@ -32,14 +28,14 @@ def read(descriptor: int) -> bytes:
 
 
 @pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
+def pipe():
     ends = os.pipe()
     yield ends
     for descriptor in ends:
         os.close(descriptor)
 
 
-def test_a_pipe_that_nobody_reads_keeps_nobody_waiting(pipe: tuple[int, int]) -> None:
+def test_a_pipe_that_nobody_reads_keeps_nobody_waiting(pipe):
     reading, writing = pipe
     one = Printer(writing)
     for _ in range(2_000):  # 160 kB; the pipe holds 64 KiB
@@ -53,7 +49,7 @@ def test_a_pipe_that_nobody_reads_keeps_nobody_waiting(pipe: tuple[int, int]) ->
     assert found + read(reading) == LINE * 2_000
 
 
-def test_lines_beyond_the_bound_are_counted(pipe: tuple[int, int]) -> None:
+def test_lines_beyond_the_bound_are_counted(pipe):
     reading, writing = pipe
     one = Printer(writing)
     lines = (MOST_KEPT + (1 << 17)) // len(LINE)
@@ -70,7 +66,7 @@ def test_lines_beyond_the_bound_are_counted(pipe: tuple[int, int]) -> None:
     assert int(lost.split()[0][1:]) + found.count(LINE) == lines
 
 
-def test_a_reader_that_has_left_is_no_error(tmp_path: Path) -> None:
+def test_a_reader_that_has_left_is_no_error(tmp_path):
     """A named pipe may have another reader later."""
     name = tmp_path / "pipe"
     os.mkfifo(name)
@@ -88,7 +84,7 @@ def test_a_reader_that_has_left_is_no_error(tmp_path: Path) -> None:
     os.close(writing)
 
 
-def test_a_full_disk_is_no_error() -> None:
+def test_a_full_disk_is_no_error():
     full = os.open("/dev/full", os.O_WRONLY)
     one = Printer(full)
     one.write(b"one\n")
@@ -96,7 +92,7 @@ def test_a_full_disk_is_no_error() -> None:
     os.close(full)
 
 
-def test_a_terminal_that_is_gone_is_no_error() -> None:
+def test_a_terminal_that_is_gone_is_no_error():
     ours, theirs = pty.openpty()
     one = Printer(theirs)
     one.write(b"one\n")
@@ -107,14 +103,14 @@ def test_a_terminal_that_is_gone_is_no_error() -> None:
     os.close(theirs)
 
 
-def test_what_the_encoding_lacks_is_escaped(tmp_path: Path) -> None:
+def test_what_the_encoding_lacks_is_escaped(tmp_path):
     with (tmp_path / "out").open("w", encoding="ascii") as stream:
         printing.put(stream, "caf\u00e9 \udcff\n")
         stream.close()
     assert (tmp_path / "out").read_text() == "caf\\xe9 \\udcff\n"
 
 
-def test_a_child_does_not_print_what_its_parent_could_not(pipe: tuple[int, int]) -> None:
+def test_a_child_does_not_print_what_its_parent_could_not(pipe):
     one = printing.printer(pipe[1])
     while not one.behind:
         one.write(LINE)
@@ -125,7 +121,7 @@ def test_a_child_does_not_print_what_its_parent_could_not(pipe: tuple[int, int])
 
 
 @pytest.mark.parametrize("streams", ["", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_process_without_its_streams_gets_empty_ones(streams: str, tmp_path: Path) -> None:
+def test_a_process_without_its_streams_gets_empty_ones(streams, tmp_path):
     """Otherwise it would print into the next file that it opens."""
     code = (
         "from baton.services import printing; printing.open_streams(); f = open('f', 'w');"
@@ -137,7 +133,7 @@ def test_a_process_without_its_streams_gets_empty_ones(streams: str, tmp_path: P
     assert (tmp_path / "f").read_text() == ""
 
 
-def test_a_process_ends_though_nobody_reads_what_a_library_printed() -> None:
+def test_a_process_ends_though_nobody_reads_what_a_library_printed():
     """The library prints through Python's own stream, to a full pipe."""
     code = (
         "import sys; from baton.services import printing; from baton.services.leave import leave;"
@@ -149,7 +145,7 @@ def test_a_process_ends_though_nobody_reads_what_a_library_printed() -> None:
     assert done.returncode == 3
 
 
-def test_a_stopped_terminal_keeps_nobody_waiting() -> None:
+def test_a_stopped_terminal_keeps_nobody_waiting():
     """Ctrl-S stops a terminal."""
     ours, theirs = pty.openpty()
     child = subprocess.Popen(

@@ -1,7 +1,5 @@
 """Roles are found by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from baton.protos import scheduler_pb2
@@ -10,31 +8,31 @@ from baton.services.config import load
 from baton.services.errors import ConfigError
 
 
-def test_encode_workers_need_images() -> None:
+def test_encode_workers_need_images():
     roles.check(roles.ENCODE, load({}))
     with pytest.raises(ConfigError, match=r"^engine\.images is false"):
         roles.check(roles.ENCODE, load({"engine": {"images": False}}))
 
 
-def test_an_encode_worker_has_one_rank_and_no_language_model() -> None:
+def test_an_encode_worker_has_one_rank_and_no_language_model():
     engine = {"tensor_parallel_size": 2, "expert_parallel": True, "speculative_config": {"method": "ngram"}}
     own = roles.encoder_settings(load({"engine": engine, "worker": {"gang": "g"}}))
     assert (own.engine.ranks, own.engine.members, own.worker.gang) == (1, 1, "")
     assert (own.engine.speculative_config, own.engine.enable_prefix_caching) == (None, False)
 
 
-def test_an_unspecified_role_has_no_name() -> None:
+def test_an_unspecified_role_has_no_name():
     assert roles.name_of(scheduler_pb2.ROLE_UNSPECIFIED) == ""
 
 
-def test_an_unknown_name_lists_the_known_ones() -> None:
+def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(
         ConfigError, match=r"did you mean 'decode'\?; allowed: prefill, decode, mixed, encode"
     ):
         roles.role("decoder")
 
 
-def test_ranks_on_several_machines_must_be_allowed() -> None:
+def test_ranks_on_several_machines_must_be_allowed():
     engine = {"nodes": 2, "tensor_parallel_size": 2}
     with pytest.raises(ConfigError, match=r"set security\.plain_ranks \(--security-plain-ranks\)$"):
         roles.check(roles.MIXED, load({"engine": engine}))
@@ -45,6 +43,6 @@ def test_ranks_on_several_machines_must_be_allowed() -> None:
 
 
 @pytest.mark.parametrize("engine", [{}, {"tensor_parallel_size": 3}, {"data_parallel_size": 3}])
-def test_machines_get_equal_parts(engine: dict[str, int]) -> None:
+def test_machines_get_equal_parts(engine):
     with pytest.raises(ConfigError, match=r"^engine\.nodes \(value 2\): .* evenly among 2 machines$"):
         roles.check(roles.MIXED, load({"engine": {"nodes": 2} | engine, "security": {"plain_ranks": True}}))

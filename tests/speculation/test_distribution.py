@@ -5,13 +5,10 @@ probabilities. `python -m tests.speculation.test_distribution` tests every metho
 prints the figures.
 """
 
-from __future__ import annotations
-
 import queue
 import sys
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ import pytest
 import torch
 
 from harness.architectures import dense, language
-from harness.speculation.sampling import LENGTH, Engine, Order, Sample, Way, expected, fit, prompt, reference
+from harness.speculation.sampling import LENGTH, Engine, Order, Way, expected, fit, prompt, reference
 
 SAMPLES = 1_500
 # For each target a prompt whose answers are neither certain nor uniform at any temperature.
@@ -42,7 +39,7 @@ class Case:
     more: dict[str, Any] = field(default_factory=dict)
 
 
-def _drafts(method: str, **more: Any) -> dict[str, Any]:
+def _drafts(method, **more):
     return {"method": method, "num_speculative_tokens": 2, **more}
 
 
@@ -71,7 +68,7 @@ TESTED = ["eagle", "draft_model, sampled drafts", "mtp, then n-grams"]
 class Laboratory:
     """Samples from tiny models, in two engines at a time with a core each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self._folder = folder
         few = {"layers": 2, "gain": 1.2}
         dense.qwen2(folder / "qwen2", **few)
@@ -79,26 +76,18 @@ class Laboratory:
         dense.eagle(folder / "eagle")
         dense.small_qwen2(folder / "small")
         dense.medusa(folder / "medusa")
-        self._cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._cores = queue.SimpleQueue()
         for core in range(2):
             self._cores.put(core)
         self.pool = ThreadPoolExecutor(2)
 
-    def sample(
-        self,
-        case: Case,
-        ways: tuple[Way, ...] = TOGETHER,
-        samples: int = SAMPLES,
-        *,
-        asked: tuple[int, ...] = (),
-        **how: Any,
-    ) -> Future[Sample]:
+    def sample(self, case, ways=TOGETHER, samples=SAMPLES, *, asked=(), **how):
         """Start to sample. asked: a prompt to use instead of the target's. how: more fields of the Order."""
         speculative = case.speculative
         if speculative is not None and case.drafter:
             speculative = speculative | {"model": str(self._folder / case.drafter)}
 
-        def run() -> Sample:
+        def run():
             core = self._cores.get()
             try:
                 model, text = self._folder / case.target, asked or PROMPTS[case.target]
@@ -109,13 +98,11 @@ class Laboratory:
 
         return self.pool.submit(run)
 
-    def expected_of(
-        self, target: str, asked: tuple[int, ...], ways: tuple[Way, ...]
-    ) -> dict[Way, dict[tuple[int, ...], float]]:
+    def expected_of(self, target, asked, ways):
         logits = reference(self._folder / target)
         return {way: expected(logits, asked, way) for way in ways}
 
-    def expected(self, ways: tuple[Way, ...]) -> dict[tuple[str, Way], dict[tuple[int, ...], float]]:
+    def expected(self, ways):
         found = {}
         for target, asked in PROMPTS.items():
             found |= {(target, way): one for way, one in self.expected_of(target, asked, ways).items()}
@@ -123,27 +110,25 @@ class Laboratory:
 
 
 @pytest.fixture(scope="module")
-def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laboratory]:
+def laboratory(tmp_path_factory):
     one = Laboratory(tmp_path_factory.mktemp("distribution"))
     yield one
     one.pool.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="module")
-def wanted(laboratory: Laboratory) -> dict[tuple[str, Way], dict[tuple[int, ...], float]]:
+def wanted(laboratory):
     with torch.random.fork_rng():
         return laboratory.expected(TOGETHER)
 
 
 @pytest.fixture(scope="module")
-def samples(laboratory: Laboratory) -> dict[str, Future[Sample]]:
+def samples(laboratory):
     return {name: laboratory.sample(CASES[name]) for name in TESTED}
 
 
 @pytest.mark.parametrize("name", TESTED)
-def test_answers_have_the_targets_distribution(
-    name: str, samples: dict[str, Future[Sample]], wanted: dict[tuple[str, Way], Any]
-) -> None:
+def test_answers_have_the_targets_distribution(name, samples, wanted):
     sample = samples[name].result()
     for way, found in sample.answers.items():
         assert found.total() == SAMPLES
@@ -155,7 +140,7 @@ def test_answers_have_the_targets_distribution(
     assert 0.1 < sample.accepted / sample.drafted < 0.9, "nearly all or no drafts were accepted"
 
 
-def test_drafts_of_a_handoff_do_not_change_the_distribution(laboratory: Laboratory) -> None:
+def test_drafts_of_a_handoff_do_not_change_the_distribution(laboratory):
     """The drafts are the same for all requests, whatever their probability."""
     asked = prompt(74, length=1)
     follows = language.successors()
@@ -173,9 +158,7 @@ def test_drafts_of_a_handoff_do_not_change_the_distribution(laboratory: Laborato
     assert 0.1 < sample.accepted / sample.drafted < 0.9
 
 
-def test_vllm_as_shipped_has_another_distribution(
-    laboratory: Laboratory, wanted: dict[tuple[str, Way], Any]
-) -> None:
+def test_vllm_as_shipped_has_another_distribution(laboratory, wanted):
     """The comparison above fails without patches/cpu/expand_kernel.py.
 
     This uses only temperatures: with top-k from uninitialised memory the engine might also end.
@@ -187,7 +170,7 @@ def test_vllm_as_shipped_has_another_distribution(
     assert fitting.chance < CHANCE**2
 
 
-def main() -> int:
+def main():
     """Print how well each method fits with each setting, and the worst fit."""
     with tempfile.TemporaryDirectory() as folder:
         laboratory = Laboratory(Path(folder))

@@ -1,18 +1,13 @@
 """1P1D deployments with drafts, compared with transformers: greedy answers and accepted drafts."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 
-from harness.architectures.registry import ARCHITECTURES, Architecture
-from harness.speculation.fleets import FLEETS, Outcome, deployment, measure
+from harness.architectures.registry import ARCHITECTURES
+from harness.speculation.fleets import FLEETS, deployment, measure
 
 PROMPTS, MAX_TOKENS = 6, 48
 ENGINE = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_gib": 0.125, "enable_prefix_caching": False}
@@ -25,16 +20,16 @@ pytestmark = pytest.mark.timeout(600)
 class Deployments:
     """The answers of a 1P1D deployment of each architecture, each run once."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self._folder = folder
-        self._outcomes: dict[str, Outcome] = {}
+        self._outcomes = {}
 
-    def outcome(self, name: str) -> Outcome:
+    def outcome(self, name):
         """Return the outcome. With MTP a step drafts one token, as in transformers."""
         if name not in self._outcomes:
             model = ARCHITECTURES[name]
             folder = model.checkpoint()
-            engine: dict[str, Any] = ENGINE | {
+            engine = ENGINE | {
                 "model": str(model.target(folder)),
                 "dtype": model.dtype,
                 "speculative_config": model.speculative(folder),
@@ -48,12 +43,12 @@ class Deployments:
 
 
 @pytest.fixture(scope="module")
-def deployments(tmp_path_factory: pytest.TempPathFactory) -> Deployments:
+def deployments(tmp_path_factory):
     return Deployments(tmp_path_factory.mktemp("references"))
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
+def _quiet():
     """Silence transformers, which warns of its own deprecations and of MTP layers that it skips."""
     before, threads = transformers.logging.get_verbosity(), torch.get_num_threads()
     transformers.logging.set_verbosity_error()
@@ -65,14 +60,14 @@ def _quiet() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def loaded(model: Architecture) -> Any:
+def loaded(model):
     """Load the target with transformers, in float32."""
     kind = getattr(transformers, model.reference or "")
     return kind.from_pretrained(model.target(model.checkpoint()), dtype=torch.float32).eval()
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_every_answer_equals_transformers(name: str, deployments: Deployments) -> None:
+def test_every_answer_equals_transformers(name, deployments):
     outcome = deployments.outcome(name)
     assert outcome.handoffs >= PROMPTS
     assert outcome.accepted > 0
@@ -91,15 +86,15 @@ def test_every_answer_equals_transformers(name: str, deployments: Deployments) -
 
 
 @pytest.mark.parametrize("name", WITH_MTP)
-def test_as_many_drafts_are_accepted_as_in_transformers(name: str, deployments: Deployments) -> None:
+def test_as_many_drafts_are_accepted_as_in_transformers(name, deployments):
     """With one drafted token per step, the MTP layer drafts the same in transformers and in vLLM."""
     outcome = deployments.outcome(name)
     model = loaded(ARCHITECTURES[name])
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\."]
     drafts = 0
 
-    class Counting(transformers.generation.candidate_generator.MTPCandidateGenerator):  # type: ignore[misc]
-        def get_candidates(self, *args: Any, **kwargs: Any) -> Any:
+    class Counting(transformers.generation.candidate_generator.MTPCandidateGenerator):
+        def get_candidates(self, *args, **kwargs):
             nonlocal drafts
             drafts += not kwargs["is_first_iteration"]
             return super().get_candidates(*args, **kwargs)

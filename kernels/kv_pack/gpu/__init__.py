@@ -23,8 +23,6 @@ from baton.kernels.kv_pack.table import WORD, KVTable, PartKind, TableColumn
 
 @dataclass(frozen=True)
 class _Launch:
-    """The arguments that all launches of one kernel share for a table."""
-
     tiles: torch.Tensor  # [num_tiles, 8] int64, on the device
     record_bytes: int
     warps: int
@@ -52,11 +50,7 @@ def unpack(table: KVTable, records: torch.Tensor, block_ids: torch.Tensor, diges
 
 
 def _start(
-    kernel: Any,
-    launch: _Launch,
-    block_ids: torch.Tensor,
-    records: torch.Tensor,
-    digests: torch.Tensor,
+    kernel: Any, launch: _Launch, block_ids: torch.Tensor, records: torch.Tensor, digests: torch.Tensor
 ) -> None:
     digests.zero_()
     if not len(block_ids):

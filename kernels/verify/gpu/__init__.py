@@ -57,7 +57,6 @@ class _Launches:
         }
 
     def settle(self, written: torch.Tensor, counts: torch.Tensor) -> None:
-        """Launch all kernels that the job needs; the last one fills `written` and `counts`."""
         job, proposal = self.job, self._proposal()
         self._read(proposal)
         self._filter()
@@ -113,7 +112,6 @@ class _Launches:
         )  # fmt: skip
 
     def _rows(self) -> tuple[Any, ...]:
-        """Return the leading arguments of every kernel."""
         job = self.job
         drafts, sampling = job.drafts, job.sampling
         where = drafts.tokens, drafts.row_ends, sampling.slots, sampling.temperature
@@ -140,7 +138,6 @@ def _new(job: Job, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Ten
 
 @cache
 def _programs(device: torch.device) -> int:
-    """Return how many programs the device runs at a time."""
     if device.type != "cuda":
         return _PROGRAMS_A_PROCESSOR
     return _PROGRAMS_A_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -13,15 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from baton.kernels.verify.gpu.rows import (
-    clean,
-    draft_at,
-    inverse_of,
-    key_of,
-    slot_of,
-    span,
-    weigh_draft,
-)
+from baton.kernels.verify.gpu.rows import clean, draft_at, inverse_of, key_of, slot_of, span, weigh_draft
 
 # Masses are summed as integers, so the order in which candidates arrive does not matter. A weight is at most
 # 1, so a sum of 2**20 weights is at most 2**60.

@@ -35,7 +35,6 @@ def _proposed(
     probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
     start, request, slot, place, draft, inverse, tiles, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Return the probability with which the drafter drew this draft."""
     chance = tl.full((), 1.0, tl.float32)
     if probs is not None:
         row = start - request + place

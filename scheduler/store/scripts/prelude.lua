@@ -1,4 +1,4 @@
--- Put before each script, after the declarations of keys and constants (baton.scheduler.keys.lua_header). Every script
+-- Put before each script, after the declarations of keys and constants (lua_header in store/redis.py). Every script
 -- gets all keys of the topic.
 
 -- Redis answers a missing value with false.

@@ -26,10 +26,7 @@ def config_of(model: str) -> dict[str, Any]:
 
 
 def draft_config(spec: SpeculativeSettings, what: str) -> dict[str, Any]:
-    """Return the config.json of the draft model; {} if it is not a folder.
-
-    `what` describes the draft model in errors. Raises ConfigError if none is named, or its folder is invalid.
-    """
+    """Return the draft model's config.json, {} if it is no folder. Raises ConfigError, about `what`."""
     if not spec.model:
         raise refuse("model", spec, f"method {spec.method!r} needs {what}: give its folder")
     folder = expanded(spec.model, "engine.speculative_config.model")

@@ -13,8 +13,6 @@ _OPTIONAL = ("quantization", "draft_tensor_parallel_size")
 
 
 class WithModel(Method):
-    """A method with a draft model."""
-
     def keys(self, spec: SpeculativeSettings) -> frozenset[str]:
         del spec
         return DRAFT_MODEL

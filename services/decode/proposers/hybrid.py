@@ -33,10 +33,7 @@ class Hybrid:
     """A Proposer that continues a draft model's tokens, and a second one that may replace them."""
 
     def __init__(self, first: Proposer, then: Proposer, steps: int, least: int) -> None:
-        """Use drafts of `first` with `least` tokens or more, otherwise `steps` of the model and `then`.
-
-        `first` may be the same object as `then`.
-        """
+        """Use drafts of `first` from `least` tokens on, else `steps` of the model and `then`."""
         self.steps = steps
         self._first = first
         self._then = then
@@ -66,7 +63,6 @@ def model_steps(spec: SpeculativeSettings) -> int:
 
 
 def hybrid(spec: SpeculativeSettings, vllm_config: Any) -> Hybrid | None:
-    """Return the hybrid of `mtp_strategy`; None for "default"."""
     make = _STRATEGIES[spec.mtp_strategy]
     return make(spec, vllm_config) if make else None
 

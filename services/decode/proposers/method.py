@@ -22,31 +22,20 @@ DRAFT_MODEL = frozenset({"model", "quantization", "draft_tensor_parallel_size"})
 
 
 class Method(ABC):
-    """A speculative method, without state.
-
-    vLLM drafts (`engine_config` names one of its methods), or a proposer does from tokens alone (`proposer`
-    returns one), or, in a hybrid, first vLLM and then the proposer.
-    """
+    """A speculative method, without state: vLLM drafts, a proposer from tokens alone, or in a hybrid both."""
 
     name: ClassVar[str]
     keeps_kv: ClassVar[bool] = False  # its drafter has KV, which prefill workers fill and hand over
     fixed_length: ClassVar[bool] = False  # num_speculative_tokens cannot be "auto"
 
     def keys(self, spec: SpeculativeSettings) -> frozenset[str]:
-        """Return the settings that this method uses, besides those common to all methods.
-
-        Others are refused if they are set.
-        """
+        """Return the settings that it uses besides the common ones; others are refused if they are set."""
         del spec
         return frozenset()
 
-    @abstractmethod
     def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
-        """Raise ConfigError for settings that cannot work, with what would.
-
-        Called before anything is loaded, after the check of `keys`. `model` is the target's config.json, {}
-        if it is not on this machine.
-        """
+        """Raise ConfigError for settings that cannot work. model: the target's config.json, {} if unknown."""
+        del spec, model
 
     @abstractmethod
     def engine_config(self, spec: SpeculativeSettings) -> dict[str, Any]:

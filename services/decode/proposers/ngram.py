@@ -19,9 +19,6 @@ class Ngram(Method):
         del spec
         return MATCHING
 
-    def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
-        """Accept any model."""
-
     def engine_config(self, spec: SpeculativeSettings) -> dict[str, Any]:
         config: dict[str, Any] = {"method": self.name, "num_speculative_tokens": spec.limit}
         config.update({key: value for key in MATCHING if (value := getattr(spec, key)) is not None})

@@ -38,8 +38,5 @@ METHODS: Registry[type[Method]] = Registry(
 
 
 def method(name: str) -> Method:
-    """Return the method with this name or alias.
-
-    Raises ConfigError if it is unknown, claimed by two packages, or cannot be imported.
-    """
+    """Return the method with this name or alias. Raises ConfigError if it cannot be loaded."""
     return METHODS.load(name)()

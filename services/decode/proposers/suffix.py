@@ -28,23 +28,17 @@ _LAST_POSITION = 1 << 30  # positions restart beyond this, within 32 bits
 
 
 class Suffix(TokenMethod):
-    """Suffix decoding without a draft model."""
-
     name: ClassVar[str] = "suffix"
 
     def keys(self, spec: SpeculativeSettings) -> frozenset[str]:
         del spec
         return SUFFIXES
 
-    def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
-        """Accept any model."""
-
     def proposer(self, spec: SpeculativeSettings, vllm_config: Any) -> Proposer:
         return suffix_proposer(spec, vllm_config)
 
 
 def suffix_proposer(spec: SpeculativeSettings, vllm_config: Any) -> SuffixProposer:
-    """Return the proposer of these settings for an engine."""
     return SuffixProposer(
         Tree.of(spec),
         rows=vllm_config.scheduler_config.max_num_seqs,
@@ -56,8 +50,6 @@ def suffix_proposer(spec: SpeculativeSettings, vllm_config: Any) -> SuffixPropos
 
 @dataclass(frozen=True)
 class Tree:
-    """Limits on the length of drafts."""
-
     depth: int  # tokens of a suffix and its draft
     factor: float  # drafted tokens per token of the suffix
     floor: float  # least estimated probability of a draft
@@ -72,11 +64,7 @@ class Tree:
 
 
 class SuffixProposer:
-    """A Proposer with an index of each request (12 bytes per token) and one of past outputs.
-
-    It has room for as many requests as the engine's batch. A request in excess replaces the least recently
-    drafted one, which is indexed again if it returns.
-    """
+    """A Proposer with an index of each request (12 bytes per token) and one of past outputs."""
 
     def __init__(self, tree: Tree, *, rows: int, width: int, most: int, past: int) -> None:
         """Make room for `rows` requests of `width` tokens, drafts of `most` tokens, and `past` outputs."""

@@ -1,16 +1,11 @@
 """The compiled loops of the suffix proposer: find the last tokens' earlier occurrences and what followed.
 
-A suffix tree would tell where the end of a text occurs in another one, and how often each token follows
-there. Here both come from hash chains, as in LZ77 compressors: each position of a text points to the previous
-one that ends in the same token, and to the previous one that ends in the same GRAM tokens. Adding a token
-costs two writes, however long the text. A lookup walks both chains, newest positions first, compares
-backwards, and counts the tokens that follow.
+Where a suffix tree would be used, there are hash chains, as in LZ77 compressors: each position of a text
+points to the previous one that ends in the same token, and in the same GRAM tokens. Adding a token costs two
+writes. A lookup walks both chains, newest first, up to WALK positions and FOUND occurrences each.
 
-A walk is limited to WALK positions and FOUND occurrences per chain, so frequencies are those of the most
-recent occurrences.
-
-In a request's text, positions are indexes. Past outputs are stored in a ring: positions grow forever,
-`position & mask` is the index, and positions before `start` are overwritten without being unlinked.
+Positions in a request's text are indexes. Past outputs are in a ring: positions grow forever, `position &
+mask` is the index, and positions before `start` are overwritten without being unlinked.
 """
 
 # ruff: noqa: PLR0917 (compiled code takes no keywords)

@@ -29,20 +29,16 @@ def check(engine: EngineSettings) -> Method | None:
     if spec is None:
         return None
     method = registry.method(spec.method)
-    _check_keys(spec, method)
+    meant = method.keys(spec) | _ALWAYS
+    for key, field in type(spec).model_fields.items():
+        if key not in meant and getattr(spec, key) != field.get_default(call_default_factory=True):
+            raise refuse(key, spec, f"method {spec.method!r} does not use it here; {_BELONGS[key]}")
     _check_numbers(spec, method)
     _check_ranks(engine, spec)
     if engine.data_parallel_size > 1:
         _check_gang(spec)
     method.check(spec, config_of(engine.model))
     return method
-
-
-def _check_keys(spec: SpeculativeSettings, method: Method) -> None:
-    meant = method.keys(spec) | _ALWAYS
-    for key, field in type(spec).model_fields.items():
-        if key not in meant and getattr(spec, key) != field.get_default(call_default_factory=True):
-            raise refuse(key, spec, f"method {spec.method!r} does not use it here; {_BELONGS[key]}")
 
 
 def _check_numbers(spec: SpeculativeSettings, method: Method) -> None:

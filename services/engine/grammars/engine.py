@@ -1,11 +1,8 @@
 """Compile, in the worker's process, the grammars that passed their trial.
 
-vLLM compiles all grammars with the first request's backend, in one queue. Here each grammar is compiled by
-its own backend before vLLM's scheduler sees the request. Compilers release the GIL while they work, and their
-threads have a lower priority than the engine's.
-
-`_create_grammar` compiles with the `backend` of the manager it is called on, so each backend has a copy of
-vLLM's manager.
+vLLM compiles all grammars with the first request's backend, in one queue. Here each is compiled by its own
+backend, with a copy of vLLM's manager, before vLLM's scheduler sees the request. Compilers release the GIL,
+and their threads have a lower priority than the engine's.
 """
 
 from __future__ import annotations
@@ -26,8 +23,6 @@ SLOW_S = 0.2
 
 
 class EngineGrammars:
-    """The grammars of one engine."""
-
     def __init__(self, manager: Any) -> None:
         os.environ[REGEX_TIMEOUT] = "0"  # the trial has already limited the time
         self._manager = manager
@@ -42,10 +37,7 @@ class EngineGrammars:
         return self._manager.vllm_config
 
     def compile(self, request: Any, seconds: float) -> Any:
-        """Start to compile a request's grammar, which took `seconds` in its trial. Return a future.
-
-        When it is done the request has its grammar. Its exception is the compiler's.
-        """
+        """Compile a grammar, which took `seconds` in its trial. Return a future; then the request has it."""
         lane = self._slow if seconds > SLOW_S else self._quick
         return lane.submit(self._compile, request)
 
@@ -62,7 +54,6 @@ class EngineGrammars:
         asked.grammar = Metered(grammar, fed=len(request.output_token_ids))
 
     def _manager_of(self, name: str) -> Any:
-        """Return a copy of vLLM's manager with this backend. Raises ValueError if it cannot be used."""
         with self._lock:
             if name not in self._managers:
                 backend = make_backend(name, self.config, self._manager.tokenizer)
@@ -81,10 +72,7 @@ class EngineGrammars:
 
 
 def _feed(manager: Any, grammar: Any, request: Any) -> None:
-    """Advance a new grammar past the output that a continued request brings.
-
-    This is what the manager's accept_tokens does, which needs the request to have its grammar already.
-    """
+    """Do what the manager's accept_tokens does for output that a request brings; it needs the grammar set."""
     tokens = list(request.output_token_ids)
     start, _ = manager._get_constraint_bounds(request, tokens, spec_tokens_committed=True)
     if start > len(tokens):

@@ -8,7 +8,6 @@ worker.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -21,23 +20,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import setproctitle
 
-from baton.services.engine.grammars.messages import (
-    Done,
-    End,
-    Limits,
-    Open,
-    Run,
-    Verdict,
-    encode,
-    loads,
-    receive,
-)
+from baton.services.engine.grammars.messages import Done, End, Limits, Open, Run, Verdict, loads
+from baton.services.engine.process import die_with
 
-_PR_SET_PDEATHSIG = 1
 NO_PROCESS = "the machine has no room for another process"
 _STACK_BYTES = 4 << 20  # less than the engine's threads have, so that deep recursion fails here first
 
@@ -65,7 +55,7 @@ def fork_helper() -> Helper:
         return Helper(pid, ours)
     try:
         ours.close()
-        _help(theirs, worker)
+        _help(theirs.detach(), worker)
     except BaseException:
         logger.exception("the process that tries grammars failed")
     finally:
@@ -82,19 +72,12 @@ def spawn_helper() -> Helper:
     return Helper(pid, ours)
 
 
-def _help(connection: socket.socket, worker: int) -> NoReturn:
-    _die_with(worker)
+def _help(descriptor: int, worker: int) -> NoReturn:
+    die_with(worker)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a worker that drains still needs the helper
     setproctitle.setproctitle(f"baton: grammars of process {worker}")
-    _Server(connection).serve()
-
-
-def _die_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    _Server(Connection(descriptor)).serve()
 
 
 @dataclass
@@ -108,7 +91,7 @@ class _Trial:
 
 
 class _Server:
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
@@ -116,7 +99,6 @@ class _Server:
         self._trials: dict[int, _Trial] = {}  # keyed by number
 
     def serve(self) -> NoReturn:
-        """Serve until the worker has ended."""
         while True:
             now = time.monotonic()
             waits = [trial.until - now for trial in self._trials.values() if not trial.late]
@@ -132,7 +114,7 @@ class _Server:
 
     def _obey(self) -> None:
         try:
-            message = receive(self._connection)
+            message = self._connection.recv()
         except (EOFError, ConnectionError):
             for trial in self._trials.values():
                 os.kill(trial.pid, signal.SIGKILL)
@@ -159,7 +141,7 @@ class _Server:
         except OSError:
             os.close(reads)
             os.close(writes)
-            self._connection.sendall(encode(Done(message.number, None, NO_PROCESS)))
+            self._connection.send(Done(message.number, None, NO_PROCESS))
             return
         if not pid:
             os.close(reads)
@@ -184,12 +166,12 @@ class _Server:
         elif trial.result:
             with contextlib.suppress(EOFError, pickle.UnpicklingError):
                 verdict = loads(trial.result)
-        self._connection.sendall(encode(Done(trial.number, verdict, ended_by)))
+        self._connection.send(Done(trial.number, verdict, ended_by))
 
 
 def _try(trial: Callable[[], Verdict], pipe: int, limits: Limits) -> NoReturn:
     try:
-        _die_with(os.getppid())
+        die_with(os.getppid())
         os.setpriority(os.PRIO_PROCESS, 0, limits.nice)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))
@@ -212,7 +194,6 @@ def _try(trial: Callable[[], Verdict], pipe: int, limits: Limits) -> NoReturn:
 
 
 def too_large(limits: Limits) -> str:
-    """Return the error for a grammar that needs too much memory."""
     return (
         f"this grammar is too costly: its compilation needs more than {limits.memory_bytes >> 20} MiB; use "
         "fewer properties or alternatives, and repetitions with smaller bounds"
@@ -235,4 +216,4 @@ def _silence() -> None:
 
 
 if __name__ == "__main__":
-    _help(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    _help(int(sys.argv[1]), int(sys.argv[2]))

@@ -110,7 +110,6 @@ class GrammarHouse:
     """Tries grammars in the helper process. For one event loop; call `open` first and `close` last."""
 
     def __init__(self, helper: Helper | None = None, slow: Limits = SLOW) -> None:
-        """Use this helper, or start one when it is needed."""
         self._slow = slow
         self._helper = helper
         self._context = b""
@@ -132,7 +131,6 @@ class GrammarHouse:
         await self._connect()
 
     def close(self) -> None:
-        """End the helper and all trials."""
         self._closed = True
         if self._reader is not None:
             self._reader.cancel()
@@ -152,7 +150,8 @@ class GrammarHouse:
         """
         pickled = pickle.dumps(params)
         key = _key(params)
-        if (verdict := self._remembered(key)) is None:
+        until, verdict = self._known.get(key, (0.0, None))
+        if verdict is None or until <= time.monotonic():
             trial = self._by_key.get((party, key)) or await self._begin(party, key, pickled)
             trial.waiters += 1
             try:
@@ -220,15 +219,8 @@ class GrammarHouse:
                     trial.future.set_result(verdict)
         self._go_on()
 
-    def _remembered(self, key: bytes) -> Verdict | None:
-        until, verdict = self._known.get(key, (0.0, None))
-        return verdict if until > time.monotonic() else None
-
     def _remember(self, key: bytes, verdict: Verdict) -> None:
-        self._known[key] = (
-            time.monotonic() + (_REFUSED_S if verdict.problem else _FAMILIAR_S),
-            verdict,
-        )
+        self._known[key] = (time.monotonic() + (_REFUSED_S if verdict.problem else _FAMILIAR_S), verdict)
         self._known.move_to_end(key)
         if len(self._known) > _MOST_FAMILIAR:
             self._known.popitem(last=False)
@@ -305,7 +297,6 @@ def _full(why: str) -> RequestRefused:
 
 
 def _key(params: Any) -> bytes:
-    """Return a digest of all fields that a verdict depends on."""
     asked = params.structured_outputs
     parts: list[Any] = [
         *(asked.json, asked.regex, asked.choice, asked.grammar, asked.json_object, asked.structural_tag),

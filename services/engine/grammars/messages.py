@@ -1,17 +1,16 @@
-"""Exchange messages between a worker and its helper process, as pickles with their lengths.
+"""The messages between a worker and its helper process, over a socket that no other process has.
 
-Both ends are our own processes, and no other process has the socket.
+A message is a length and a pickle, the format of the multiprocessing Connection at the helper's end.
 """
 
 from __future__ import annotations
 
 import pickle
-import socket
 import struct
 from dataclasses import dataclass
 from typing import Any
 
-LENGTH = struct.Struct(">I")
+LENGTH = struct.Struct("!i")
 
 
 @dataclass(frozen=True)
@@ -66,26 +65,9 @@ class Done:
 
 
 def encode(message: Any) -> bytes:
-    """Encode a message, preceded by its length."""
     body = pickle.dumps(message)
     return LENGTH.pack(len(body)) + body
 
 
-def receive(connection: socket.socket) -> Any:
-    """Wait for the next message. Raises EOFError at the end of the connection."""
-    (length,) = LENGTH.unpack(_read(connection, LENGTH.size))
-    return loads(_read(connection, length))
-
-
 def loads(data: bytes | bytearray) -> Any:
     return pickle.loads(data)  # noqa: S301 (from our own process)
-
-
-def _read(connection: socket.socket, length: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < length:
-        part = connection.recv(length - len(parts))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)

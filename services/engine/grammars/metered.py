@@ -32,7 +32,6 @@ class Metered(StructuredOutputGrammar):
 
     @property
     def problem(self) -> str:
-        """The reason why the request was given up, if it was."""
         return self._costly or self._rejected
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:

@@ -31,8 +31,6 @@ class TooCostly(Exception):
 
 
 class Walker:
-    """Walks through the grammar of one request."""
-
     def __init__(self, grammar: Any, backend: Any, params: Any, *, thinks: bool = False) -> None:
         """Prepare. thinks: the answer may begin with a thought, whose tokens only min_tokens counts."""
         self._grammar = grammar
@@ -86,16 +84,12 @@ class Walker:
                 raise TooCostly(1e3 * spent / tokens, "token", 1e3 * MOST_TOKEN_S)
 
     def can_begin(self) -> bool:
-        """Return whether the grammar allows any first token."""
         self._grammar.reset()
         self._next()
         return bool(self._mask().any())
 
     def can_be_followed(self) -> bool:
-        """Return False if the request's other fields certainly exclude all answers of the grammar.
-
-        It visits every reachable state, unless there are too many.
-        """
+        """Return False if its other fields exclude all answers, by a search of at most STATES states."""
         if self._open is None and not self._min_tokens:
             return True
         waiting: list[tuple[int, ...]] = [()]
@@ -113,7 +107,8 @@ class Walker:
         """Return the tokens that may follow these, or None if the answer may end here or is long enough."""
         if len(path) >= self._most_tokens:
             return None
-        if not self._go(path):
+        self._grammar.reset()
+        if path and not self._grammar.accept_tokens("", list(path)):
             return []
         if path and self._grammar.is_terminated():
             return None
@@ -124,10 +119,6 @@ class Walker:
         if len(path) >= self._min_tokens and (mask & self._stops).any():
             return None
         return [int(token) for token in np.flatnonzero(mask & ~self._stops)]
-
-    def _go(self, path: tuple[int, ...]) -> bool:
-        self._grammar.reset()
-        return not path or bool(self._grammar.accept_tokens("", list(path)))
 
     def _next(self) -> None:
         self._bitmask.fill_(0)

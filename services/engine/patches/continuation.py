@@ -1,11 +1,9 @@
 """Continue a request that began on another worker, and treat the tokens it has so far as output.
 
 Penalties, min_tokens, max_tokens, seeds and grammars count output, so the n tokens that a request brings must
-be output here too, not a longer prompt. The host builds vLLM's Request that way
-(services/engine/requests.py), which model runner V2 takes unchanged, and grammars/engine.py feeds the tokens
-to its grammar. V1's model runner takes every new request for a prompt without output, so it gets prompt and
-output together, with n in `SamplingParams.extra_args`, and splits them again. It also advances a seeded
-generator by n draws.
+be output here too, not a longer prompt. Model runner V2 takes such a Request (services/engine/requests.py) as
+it is. V1's takes every new request for a prompt, so it gets prompt and output together, with n in
+`SamplingParams.extra_args`, splits them again, and advances a seeded generator by n draws.
 """
 
 from __future__ import annotations
@@ -60,10 +58,7 @@ def _split(original: Any, self: Any) -> None:
 
 
 def _advance(generator: Any, draws: int, vocabulary: int) -> None:
-    """Advance a seeded generator to its state after `draws` sampled tokens.
-
-    On a CPU vLLM draws one integer per token, elsewhere one exponential per entry of the vocabulary.
-    """
+    """Advance by `draws` tokens: one integer each on a CPU, elsewhere an exponential per vocabulary entry."""
     import torch
 
     if generator.device.type == "cpu":

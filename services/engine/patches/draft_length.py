@@ -1,11 +1,8 @@
 """Choose how many tokens each step drafts, and observe how many are accepted.
 
-A step in which no request continues to decode drafts nothing, whatever else was chosen. These are all steps
-of a worker that only prefills, except the steps that end a prompt (first_drafts.py). The drafter still runs
-over the prompts, because its KV is handed over too.
-
-vLLM's scheduler looks the number up by the number of requests in the step, in the list `dynamic_sd_lookup`,
-which our objects replace.
+A step in which no request continues to decode drafts nothing, except to end a prompt (first_drafts.py). The
+drafter still runs over the prompts, because its KV is handed over too. vLLM's scheduler looks the number up,
+by the number of requests, in the list `dynamic_sd_lookup`, which our objects replace.
 """
 
 from __future__ import annotations
@@ -27,10 +24,7 @@ class WhileDecoding:
     """A lookup that applies only while a running request may generate more than its next token."""
 
     def __init__(self, scheduler: Any, lookup: Any, least: int) -> None:
-        """Replace `lookup`. Raises StartError unless vLLM's scheduler looks the number up.
-
-        least: tokens drafted in a step in which no request continues to decode
-        """
+        """Replace `lookup`; `least` is drafted if no request continues to decode. Raises StartError."""
         if scheduler.dynamic_sd_lookup is None:
             raise StartError("vLLM drafts a fixed number of tokens here: its scheduler does not look it up")
         self._scheduler = scheduler
@@ -148,7 +142,12 @@ def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | 
     """Choose the draft lengths of a loaded engine from now on. Return a DraftLengthSeam for "auto"."""
     if spec is None:
         return None
-    seam = _adaptive(engine, spec) if spec.adaptive else None
+    seam = None
+    if spec.adaptive:
+        model_tokens = model_steps(spec) if spec.mtp_strategy != "default" else None
+        if engine.vllm_config.speculative_config.method == "custom_class":  # drafts from tokens alone
+            model_tokens = 0
+        seam = DraftLengthSeam(engine.scheduler, DraftLength(spec.limit, model_tokens=model_tokens))
     in_gang = engine.vllm_config.parallel_config.data_parallel_size > 1
     if in_gang:
         # There vLLM drops its list. Without one it would pad a request's first step after a handoff with
@@ -170,11 +169,3 @@ def least_drafts(config: Any) -> int:
         return 0
     layers = int(getattr(speculative.draft_model_config.hf_config, "n_predict", None) or 1)
     return layers if layers > 1 else 0
-
-
-def _adaptive(engine: Any, spec: SpeculativeSettings) -> DraftLengthSeam:
-    if engine.vllm_config.speculative_config.method == "custom_class":  # drafts from tokens alone
-        model_tokens: int | None = 0
-    else:
-        model_tokens = model_steps(spec) if spec.mtp_strategy != "default" else None
-    return DraftLengthSeam(engine.scheduler, DraftLength(spec.limit, model_tokens=model_tokens))

@@ -1,16 +1,12 @@
 """Run our proposers in vLLM's model runner V1: drafts from tokens alone, or continuations of a draft model's.
 
 A method that drafts from tokens alone runs as vLLM's `custom_class`, with `Seat` as the drafter. A hybrid
-first looks for long matches, then runs vLLM's own drafter for `num_model_steps` tokens, or for just one if
-nearly all requests have a long match, and then a proposer extends those drafts. Both give vLLM a list per
-request with as many drafts as are worth verifying, possibly none.
+looks for long matches, runs vLLM's own drafter for `num_model_steps` tokens, or one if nearly all requests
+have a long match, and extends those drafts. vLLM gets a list per request. Drafts are written after a
+request's tokens in `token_ids_cpu`, as vLLM's scheduled drafts are; the next step overwrites them before it
+uses any.
 
-Drafts are written after a request's tokens in `token_ids_cpu`, where vLLM itself puts scheduled drafts, so no
-sequence is copied. The next step writes its own there before it uses any.
-
-Only model runner V1 without asynchronous scheduling takes lists. It is the only runner on CPUs, and vLLM
-chooses it for a `custom_class`. V2, the GPU's default, drafts before the host knows a token; drafts_v2.py
-matches on the device there.
+Only V1 without asynchronous scheduling takes lists; drafts_v2.py is for V2.
 """
 
 from __future__ import annotations
@@ -27,7 +23,6 @@ from baton.services.decode.proposers.hybrid import Hybrid
 from baton.services.engine.patches.replace import replaces
 from baton.services.engine.rank_settings import settings_of
 from baton.services.errors import StartError
-from baton.services.speculation import SpeculativeSettings
 
 # GPUModelRunner.propose_draft_token_ids. It gets the sampled tokens as a tensor before the bookkeeping if the
 # drafter runs a model, and as lists after it otherwise.
@@ -55,10 +50,7 @@ def _forget_finished(
     return original(self, scheduler_output, intermediate_tensors)
 
 
-@replaces(
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
-    *PROPOSE_DRAFT_TOKEN_IDS,
-)
+@replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids", *PROPOSE_DRAFT_TOKEN_IDS)
 def _draft(original: Any, self: Any, scheduler_output: Any, sampled_token_ids: Any, *args: Any) -> Any:
     desk: Desk | None = getattr(self, _DESK)
     if desk is None:
@@ -75,15 +67,7 @@ def _draft(original: Any, self: Any, scheduler_output: Any, sampled_token_ids: A
     return desk.draft(self, sampled_token_ids, model, wanted)
 
 
-def _v1_only(spec: SpeculativeSettings) -> str:
-    return (
-        f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): matches are made on the host "
-        "from the tokens just generated; set engine.extra.async_scheduling false, VLLM_USE_V2_MODEL_RUNNER=0"
-    )
-
-
 def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
-    """Return the desk of a rank that drafts with a proposer of ours, else None."""
     spec = settings_of(vllm_config)
     if spec is None or not hasattr(runner, "drafter"):
         return None
@@ -91,7 +75,11 @@ def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
     if proposer is None:
         return None
     if runner.use_async_scheduling:
-        raise StartError(_v1_only(spec))
+        raise StartError(
+            f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): matches are made on the "
+            "host from the tokens just generated; set engine.extra.async_scheduling false, "
+            "VLLM_USE_V2_MODEL_RUNNER=0"
+        )
     return Desk(proposer, runner.max_num_reqs)
 
 

@@ -1,32 +1,20 @@
 """Match n-grams on the GPU, for `ngram` and the hybrid, on vLLM's model runner V2.
 
-V2 drafts before the host knows a step's tokens. It calls its speculator's `propose` once a step's tokens are
-in the requests' states, on the device, and gets a tensor [requests, num_speculative_tokens]. `Matching`
-replaces that method. In a hybrid vLLM's own speculator runs first, for `num_model_steps` tokens; then
-`baton.kernels.ngram_match` writes matches into the same tensor, long ones over the model's tokens and others
-after them. It does not wait for the host, so, unlike on V1, the draft model runs in every step. Verification
+V2 drafts before the host knows a step's tokens: it calls its speculator's `propose` once they are in the
+requests' states on the device, and gets a tensor [requests, num_speculative_tokens]. `Matching` replaces that
+method. In a hybrid vLLM's own speculator runs first, in every step, for `num_model_steps` tokens; then
+`baton.kernels.ngram_match` writes long matches over the model's tokens, and others after them. Verification
 treats a matched token as a draft of probability 1, like the model's.
 
-**Rows with fewer drafts.** The host decides how many drafts of a request are verified by the lengths in
-scheduled_spec_decode_tokens, as it decides all shapes. V2's kernels take any number per row. A marker among
-the drafts cannot shorten a row, because drafts are the model's input, and its embedding has no -1.
-
-- Without asynchronous scheduling the scheduler takes lists from `take_draft_token_ids` after each step, when
-  the host has waited for the step's tokens anyway. We copy each row's number of drafts to the host and cut
-  the lists: if nothing matches, nothing is verified. This is always the case for `ngram`, for which vLLM
-  turns asynchronous scheduling off.
-- With asynchronous scheduling, the default for mtp, eagle and eagle3, the next step is scheduled before this
-  one has drafted, with the number of drafts per row that this step was asked for. If matches do not fill a
-  row, its last draft is repeated and verified; `num_speculative_tokens: auto` sees it rejected, and drafts
-  fewer. With engine.extra.async_scheduling false each row has its own length. (vLLM's adaptive verification
-  drops drafts on the device, within a total that the host chooses. It judges them by the draft model's
-  logits, which a match does not have.)
+The host decides how many drafts of a row are verified. Without asynchronous scheduling (always for `ngram`)
+it waits for a step's tokens anyway, so each row's number of drafts is copied to it, and the lists are cut.
+With it, the next step is scheduled first: a row that matches do not fill repeats its last draft, which is
+verified and rejected; `num_speculative_tokens: auto` then drafts fewer. A marker cannot shorten a row,
+because drafts are the model's input. vLLM's adaptive verification judges drafts by logits, which a match does
+not have.
 
 V2 keeps the sequences, [max_num_seqs, max_model_len], in the host's memory except for `ngram`. Here they move
 to the device, at 4 bytes per token.
-
-`ngram` and MTP with n-grams have run on a GPU (docs/gpu.md). Tests run `Matching` on CPU tensors, in V2's own
-RequestState and InputBatch, and the kernel in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -66,7 +54,11 @@ def install() -> None:
 def _init_speculator(original: Any, vllm_config: Any, device: Any, req_states: Any) -> Any:
     spec = settings_of(vllm_config)
     if spec is not None and spec.mtp_strategy == "with_suffix":
-        raise StartError(_host_only(spec))
+        raise StartError(
+            f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): suffixes are matched on "
+            "the host, for which vLLM's model runner V2 does not wait: say 'with_ngram', or set "
+            "engine.extra.async_scheduling false, VLLM_USE_V2_MODEL_RUNNER=0"
+        )
     speculator = original(vllm_config, device, req_states)
     if spec is None:
         return speculator
@@ -79,14 +71,6 @@ def _init_speculator(original: Any, vllm_config: Any, device: Any, req_states: A
         drafts = torch.zeros(req_states.max_num_reqs, spec.limit, dtype=torch.int64, device=device)
         speculator.propose = Matching(req_states, drafts, then=sizes, cut=cut)
     return speculator
-
-
-def _host_only(spec: SpeculativeSettings) -> str:
-    return (
-        f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): suffixes are matched on the "
-        "host, for which vLLM's model runner V2 does not wait: say 'with_ngram', or set "
-        "engine.extra.async_scheduling false, VLLM_USE_V2_MODEL_RUNNER=0"
-    )
 
 
 def _hybrid(
@@ -237,7 +221,6 @@ class Matching:
         return free.clamp_(0, wanted).mul_(num_sampled > 0)
 
     def _match(self, rows: torch.Tensor, limits: torch.Tensor, made: int, wanted: int) -> None:
-        """Write matches into drafts [requests, wanted], whose first `made` are the model's."""
         requests = limits.shape[0]
         drafts, long, more = self._drafts[:requests], self._long[:requests], self._more[:requests]
         sequences = (self._states.all_token_ids.gpu, self._states.total_len.gpu)
@@ -252,7 +235,6 @@ class Matching:
             ngram_match(*sequences, rest, drafts[:, made:], more, min_n=low, max_n=high, tails=tails, **where)
 
     def _send_counts(self, host: torch.Tensor, limits: torch.Tensor, made: int, wanted: int) -> None:
-        """Start to copy each request's number of drafts to the host."""
         requests = limits.shape[0]
         counts = limits.clamp(max=made)
         if wanted > made:

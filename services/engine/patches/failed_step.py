@@ -1,13 +1,10 @@
 """Keep the engine running after a step that raised: the step's requests fail, and the others are served.
 
-vLLM ends an engine whose step raises. Most such exceptions are about one request: a shape that a sampler does
-not expect, a grammar's matcher. With one rank, this module clears what the step left behind. Every request
-that has already been scheduled is ended, and its blocks are evicted from the prefix cache, because this
-step's blocks may never have been written. The KV connector's work of the step is started or dropped, and
-reported. The model runner's batch is emptied. Requests that only wait, for their turn or for KV from another
-worker, stay. Then the engine answers a test request; if it cannot, it is broken and ends as in vLLM.
-
-There is no recovery if the device or the process may be in an unknown state: a CUDA error persists.
+vLLM ends an engine whose step raises. Most such exceptions are about one request. With one rank, this module
+ends every request that was scheduled, evicts their blocks from the prefix cache (they may never have been
+written), starts or drops the KV connector's work of the step, and empties the model runner's batch. Requests
+that only wait stay. The engine then answers a test request, or ends as in vLLM, as it does if the device or
+the process may be in an unknown state: a CUDA error persists.
 """
 
 from __future__ import annotations
@@ -68,10 +65,9 @@ class FailedStep:
         engine.log_error_detail = _without_details
 
     def recover(self, error: Exception) -> list[str]:
-        """Clear what a failed step left behind. Return the requests that end with it.
+        """Clear what a failed step left; return the requests that end. Raises if the engine is broken."""
+        import torch
 
-        Raises `error` if the engine cannot continue, or whatever the recovery raises.
-        """
         if is_fatal(error):
             raise error
         began = time.monotonic()
@@ -102,7 +98,8 @@ class FailedStep:
         if scheduler.defer_block_free:
             scheduler.processed_step_seq = scheduler.sched_step_seq
             scheduler._drain_deferred_frees()
-        _clear_runner(engine.model_executor.driver_worker.worker.model_runner)
+        with torch.inference_mode():  # the runner's tensors were made in this mode
+            _clear(engine.model_executor.driver_worker.worker.model_runner)
         self._outputs.clear()
         self._probe()
         self._outputs.clear()
@@ -173,7 +170,6 @@ class FailedStep:
         self._engine.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
 
     def _probe(self) -> None:
-        """Have the engine answer a test request, alone. Raises EngineFailed, or the step's error."""
         engine, scheduler = self._engine, self._engine.scheduler
         request = self._own_request()
         deadline = time.monotonic() + PROBE_S
@@ -224,7 +220,6 @@ def _without_details(scheduler_output: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(scheduler: Any) -> Iterator[None]:
-    """Keep waiting requests out of the steps inside the `with` block."""
     from vllm.v1.core.sched.request_queue import create_request_queue
 
     waiting, holding = scheduler.waiting, scheduler.kv_holding_waiting
@@ -238,15 +233,10 @@ def _alone(scheduler: Any) -> Iterator[None]:
         scheduler.waiting, scheduler.kv_holding_waiting = waiting, holding
 
 
-def _clear_runner(runner: Any) -> None:
+def _clear(runner: Any) -> None:
     """Empty the model runner's batch. Its other state goes once the scheduler reports finished requests."""
-    import torch
+    from vllm.v1.sample.logits_processor import BatchUpdate
 
-    with torch.inference_mode():  # its tensors were made in this mode
-        _empty(runner)
-
-
-def _empty(runner: Any) -> None:
     runner.execute_model_state = None
     if not hasattr(runner, "input_batch"):
         return  # V2 keeps no batch from step to step
@@ -261,13 +251,7 @@ def _empty(runner: Any) -> None:
         rows.clear()
     batch.prev_sampled_token_ids = batch.prev_req_id_to_index = None
     batch.refresh_metadata()
-    _clear_processors(batch)
-
-
-def _clear_processors(batch: Any) -> None:
-    """Make the logits processors forget all rows, because they may have missed the last moves."""
-    from vllm.v1.sample.logits_processor import BatchUpdate
-
+    # The logits processors forget all rows, because they may have missed the last moves.
     update = BatchUpdate(batch_size=0, removed=range(batch.max_num_reqs), added=(), moved=())
     if batch.thinking_budget_state_holder is not None:
         batch.thinking_budget_state_holder.sync_batch(update)
@@ -276,10 +260,7 @@ def _clear_processors(batch: Any) -> None:
 
 
 def install(engine: Any) -> FailedStep | None:
-    """Set up the recovery from failed steps; None if the engine has several ranks.
-
-    Ranks are separate processes, and it is unknown how much of a step each of them has done.
-    """
+    """Set up the recovery; None with several ranks, as it is unknown how much of a step each has done."""
     if engine.vllm_config.parallel_config.world_size > 1:
         return None
     return FailedStep(engine)

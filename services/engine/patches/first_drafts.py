@@ -1,18 +1,12 @@
 """Hand over the drafts for a decode worker's first step with the prompt.
 
 The step that ends a prompt samples its first token, and the drafter has run over that step, so it can already
-draft. vLLM drops such drafts if the request ends there, as every handed-over prompt does. And its scheduler
-takes drafts only for running requests, so a decode worker's first step would verify nothing.
+draft. vLLM drops such drafts if the request ends there, and its scheduler takes drafts only for running
+requests. Here such a step drafts, unless it also decodes. On the decode worker the drafts are attached to the
+request and scheduled with its first step, if that step computes the one token before them, within the token
+budget and the draft length; then they are dropped. Verification is exact for any draft.
 
-Here the step that ends such a prompt drafts, unless it also decodes, and the drafts are kept for the worker's
-host. On the decode worker they are attached to the request and scheduled with its first step, if that step
-computes the one token before them; then they are dropped, used or not. They take what is left of the step's
-token budget, up to the current draft length. Verification is exact for any draft, so it does not matter which
-drafter made them, or that its probabilities are unknown.
-
-This does not apply to asynchronous scheduling or model runner V2, where drafts stay on the device.
-
-`schedule` calls `_update_after_schedule` last. Lookahead tokens are allocated, but never cached.
+Not for asynchronous scheduling or model runner V2, where drafts stay on the device.
 """
 
 from __future__ import annotations
@@ -93,7 +87,6 @@ class FirstDrafts:
         original(scheduler_output)
 
     def _add(self, output: Any, request: Any, drafts: list[int]) -> None:
-        """Schedule as many of these drafts as fit."""
         name, scheduler = request.request_id, self._scheduler
         if output.num_scheduled_tokens[name] != 1 or request.num_computed_tokens + 1 != request.num_tokens:
             return

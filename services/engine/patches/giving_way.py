@@ -2,15 +2,12 @@
 
 vLLM schedules running requests before waiting ones, in order of arrival, and takes all that fit. Here, if
 several classes want a step, requests that give way are left out of it as `StepShare` decides. They keep their
-KV and take turns in later steps. If a first-class request finds no slot, or KV runs short, preemptible
-requests are preempted as vLLM does it: they are recomputed, or use what the prefix cache still has of them. A
-request is preempted at most `MOST_PREEMPTIONS` times this way, and never if it is next in the queue
-(services/prefill/fair_share.py). None is preempted for a request whose prompt is still computed elsewhere,
-which reserves only free blocks. While first-class requests keep arriving, steps without one are short
+KV and take turns. If a first-class request finds no slot, or KV runs short, preemptible requests are
+preempted as vLLM does it, at most `MOST_PREEMPTIONS` times each, but not for a request that only reserves
+blocks. While first-class requests keep arriving, steps without one are short
 (services/prefill/step_length.py).
 
-A request's class is its attribute `standing`. If all requests are of one class, a step costs one look at
-each.
+A request's class is its attribute `standing`. If all are of one class, a step costs one look at each.
 
 Leans on: a step may leave out any request of `running`; PAUSED_NEW admits only requests that hold KV;
 long_prefill_token_threshold is read in each step.
@@ -30,7 +27,7 @@ from baton.handoff.params import asks_for_load
 from baton.services.decode.step_share import STANDARD, Contest, Standing, StepShare
 from baton.services.engine.patches import accepted_states
 from baton.services.engine.patches.replace import replace
-from baton.services.engine.request_blocks import RequestBlocks
+from baton.services.engine.request_blocks import most_blocks
 from baton.services.prefill.prompt_share import PromptShare
 from baton.services.prefill.step_length import LATELY_S, StepLength
 
@@ -89,16 +86,12 @@ class GivingWay:
     """Decides which requests run in each step of a loaded engine. Call it on the engine's thread."""
 
     def __init__(self, scheduler: Any, *, rows_may_miss: bool = True, ahead: int = 0) -> None:
-        """From now on, decide for each step which requests take part in it.
-
-        rows_may_miss: whether decoding requests may be left out. ahead: how many steps are scheduled before a
-        step's results come.
-        """
+        """rows_may_miss: decoding requests may be left out; ahead: steps scheduled before results come."""
         from vllm.v1.core.sched.interface import PauseState
 
         self._scheduler = scheduler
         self._rows_may_miss = rows_may_miss
-        self._most_blocks = RequestBlocks(scheduler).most
+        self._most_blocks = most_blocks(scheduler)
         self._paused = PauseState.PAUSED_NEW
         self._share = StepShare()
         self._length = StepLength(scheduler.max_num_scheduled_tokens)
@@ -114,7 +107,6 @@ class GivingWay:
         replace(scheduler, "schedule", self._schedule)
 
     def observe(self, seconds: float) -> None:
-        """Learn a step's time. Called after every step."""
         scheduled, self._scheduled = self._scheduled, False
         if scheduled and self._flying:
             self._flying[-1].launched_s = seconds
@@ -145,7 +137,6 @@ class GivingWay:
         )
 
     def step_failed(self) -> None:
-        """Forget the steps in flight, one of which raised."""
         self._flying.clear()
         self._scheduled = False
 
@@ -154,7 +145,6 @@ class GivingWay:
         self._prompt_share = share
 
     def take_counts(self) -> Yielded:
-        """Return the counts since the last call."""
         counts, self._counts = self._counts, Yielded()
         return counts
 
@@ -219,10 +209,13 @@ class GivingWay:
         if not wanting or idle:
             return None
         goes_first = min(map(standing_of, wanting), key=lambda one: one.priority)
-        self._note(goes_first)
-        best = goes_first.priority
+        best, now = goes_first.priority, time.monotonic()
+        if best <= self._first.priority or now - self._first_at > LATELY_S:
+            self._first, self._first_at = goes_first, now
         if waits is not None and standing_of(waits).priority == best:
-            wanting = [*wanting, *self._first_that_gives_way(best)]
+            # the first waiting request that gives way, which vLLM might start in the same step
+            lower_ones = (one for one in self._startable() if standing_of(one).priority > best)
+            wanting = [*wanting, *islice(lower_ones, 1)]
         if all(standing_of(one).priority == best for one in wanting):
             return self._alone() if best > self._first.priority else None
         newcomer = waits if standing_of(waits).priority == best else None
@@ -257,22 +250,12 @@ class GivingWay:
             step.most_tokens = self._most_tokens(step.held)
         return step
 
-    def _note(self, goes_first: Standing) -> None:
-        """Note which class goes first, because steps stay short for it a while longer."""
-        now = time.monotonic()
-        if goes_first.priority <= self._first.priority or now - self._first_at > LATELY_S:
-            self._first, self._first_at = goes_first, now
-
     def _alone(self) -> _Step:
-        """Return a step without the first class, shortly after it was seen."""
         rows = {one.request_id for one in self._scheduler.running if not one.is_prefill_chunk}
         return _Step(self._first.priority, None, rows, [], most_tokens=self._most_tokens([]))
 
     def _most_tokens(self, held: Sequence[Any]) -> int | None:
-        """Return how many tokens a step may have that delays first-class prompts; None if there is no limit.
-
-        Decoding requests take part in any case. There is no limit if prompts cannot be cut.
-        """
+        """Return how many tokens a step before first-class prompts may have; None: no limit."""
         scheduler, left_out = self._scheduler, {id(one) for one in held}
         if not self._first.ttft_s or not scheduler.scheduler_config.enable_chunked_prefill:
             return None
@@ -296,11 +279,7 @@ class GivingWay:
         return (one for one in scheduler.waiting if one not in scheduler.deferred_waiting)
 
     def _finds_no_room(self, one: Any) -> bool:
-        """Return whether a request cannot begin and must not preempt others.
-
-        Such a request only reserves blocks, for a prompt that is still computed elsewhere, and finds no slot
-        or not enough blocks.
-        """
+        """Return whether a request only reserves blocks and finds too few, so it must not preempt."""
         scheduler = self._scheduler
         return _only_reserves(one) and (
             len(scheduler.running) >= scheduler.max_num_active_reqs
@@ -312,20 +291,13 @@ class GivingWay:
         loaded = waits.request_id in self._scheduler.finished_recving_kv_req_ids
         return loaded and waits.num_output_tokens > 0 and waits.num_tokens - waits.num_computed_tokens <= 1
 
-    def _first_that_gives_way(self, best: int) -> list[Any]:
-        """Return the first waiting request that gives way, or []: vLLM might start it in the same step."""
-        return list(islice((one for one in self._startable() if standing_of(one).priority > best), 1))
-
     def _first_in_line(self, best: int) -> int:
         """Return how many waiting requests could begin before the first one that gives way."""
         ahead = takewhile(lambda one: standing_of(one).priority <= best, self._startable())
         return len(self._scheduler.finished_recving_kv_req_ids) + sum(1 for _ in ahead)
 
     def _choose(self, best: int, contest: Contest, lower: Sequence[Any], waits: Any, prefills: bool) -> _Step:
-        """Decide which requests that give way are left out.
-
-        waits: the next of them that would begin. prefills: whether one of their prompts may be computed.
-        """
+        """Decide what is left out. waits: the next that would begin; prefills: one prompt may be computed."""
         step = _Step(best, contest, set(), [])
         rows = self._share.rows(contest)
         for one in lower:
@@ -389,10 +361,7 @@ class GivingWay:
 
 
 def install(engine: Any, *, measured_share: bool = False) -> GivingWay | None:
-    """Have requests of a loaded engine give way from now on; None if vLLM does not order by priority.
-
-    measured_share: whether measured step times determine a prompt's share of a step.
-    """
+    """Let requests give way from now on; None if vLLM has no priorities. measured_share: see PromptShare."""
     from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
     if engine.scheduler.policy != SchedulingPolicy.PRIORITY:

@@ -1,13 +1,10 @@
 """Make a step that drafts nothing as cheap on a CPU as a step without speculation.
 
-When drafting does not pay, "auto" drafts 0 tokens. vLLM then still runs the drafter over the step's tokens,
-because its KV cache must not have holes when drafting resumes, and sends the step through the rejection
-sampler. With the demo model on one core such a step took 40 % longer than without speculation (16 streams).
-
-Here the drafter's pass is deferred. A step with one token per request that drafts nothing keeps the drafter's
-inputs: tokens, positions, the target's hidden states, slots. When drafts are wanted again, when prompts
-arrive, or after `_STEPS` steps, one pass runs over all of them and the new tokens. Drafts are verified in any
-case, so a pass that comes late, or is lost with a request that left, changes no output.
+When "auto" drafts 0 tokens, vLLM still runs the drafter, whose KV must not have holes, and the rejection
+sampler: 40 % of a step's time with the demo model on one core. Here the drafter's pass is deferred: a step
+with one token per request keeps the drafter's inputs, and one pass runs over all of them when drafts are
+wanted, when prompts arrive, or after `_STEPS` steps. Drafts are verified anyway, so a lost pass changes no
+output.
 """
 
 from __future__ import annotations
@@ -115,7 +112,6 @@ class Backlog:
 
     @property
     def full(self) -> bool:
-        """Whether the drafter must run now."""
         return len(self._steps) >= _STEPS or 2 * self._count > self._most
 
     def add(self, runner: Any, states: Any, slots: Any) -> Any:

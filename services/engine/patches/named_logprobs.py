@@ -1,12 +1,9 @@
 """Give each request of a batch its own log-probabilities, of the best tokens or of the tokens that it names.
 
-If one request sets `logprob_token_ids`, vLLM's V1 gives the whole batch that request's columns: its
-neighbours get fewer log-probabilities than they asked for, and some invented ones. With drafts it raises,
-which ends the engine, or returns none. Here `max_num_logprobs`, which reaches every place that gathers
-columns, also carries the tokens that each request names, and those replace the columns of its rows.
-
-`gather_logprobs` gets one row per request from vLLM's sampler, and several adjacent rows per request from its
-rejection sampler, the same number for each.
+If one request sets `logprob_token_ids`, vLLM's V1 gives the whole batch that request's columns; with drafts
+it raises, which ends the engine, or returns none. Here `max_num_logprobs` also carries the tokens that each
+request names, which replace the columns of its rows: one per request in vLLM's sampler, several in its
+rejection sampler.
 """
 
 from __future__ import annotations
@@ -47,14 +44,14 @@ def _gather(original: Any, logprobs: Any, num_logprobs: int, token_ids: Any) -> 
 
 
 def _with_named(best: Any, wanted: Wanted, logprobs: Any) -> Any:
-    """Return the columns, with named tokens in the rows of the requests that name them.
-
-    Columns that a row does not need repeat its sampled token; vLLM's front end ignores them.
-    """
+    """Return the columns with named tokens; columns that a row does not need repeat its sampled token."""
     import torch
 
     width = 1 + max(int(wanted), *map(len, wanted.named.values()))
-    ids, values = (_widened(one, width) for one in (best.logprob_token_ids, best.logprobs))
+    ids, values = (
+        torch.cat((one, one[:, :1].expand(-1, width - one.shape[1])), dim=1)
+        for one in (best.logprob_token_ids, best.logprobs)
+    )
     each = logprobs.shape[0] // wanted.requests
     for request, tokens in wanted.named.items():
         rows = slice(request * each, (request + 1) * each)
@@ -64,10 +61,3 @@ def _with_named(best: Any, wanted: Wanted, logprobs: Any) -> Any:
         ids[rows, columns] = named.to(ids.dtype)
         values[rows, columns] = logprobs[rows][:, named]
     return best._replace(logprob_token_ids=ids, logprobs=values)
-
-
-def _widened(columns: Any, width: int) -> Any:
-    """Return a copy with this many columns, the new ones equal to the first."""
-    import torch
-
-    return torch.cat((columns, columns[:, :1].expand(-1, width - columns.shape[1])), dim=1)

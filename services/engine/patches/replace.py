@@ -35,10 +35,7 @@ _replacements: dict[str, list[Replacement]] = {}  # keyed by the patch's module
 
 
 def replaces(symbol: str, *expects: str) -> Callable[[F], F]:
-    """Let `install` put the decorated function in the place of vLLM's. symbol: MODULE:ATTRIBUTE.
-
-    expects: see `replace`.
-    """
+    """Let `install` replace vLLM's MODULE:ATTRIBUTE by the decorated function. expects: see `replace`."""
 
     def register(ours: F) -> F:
         _replacements.setdefault(ours.__module__, []).append(Replacement(symbol, ours, expects))
@@ -53,10 +50,7 @@ def replacements(module: ModuleType) -> tuple[Replacement, ...]:
 
 
 def install(module: ModuleType) -> None:
-    """Apply a patch: its replacements, and its own `install`, if it has one.
-
-    A second call does nothing. Raises StartError for another vLLM.
-    """
+    """Apply a patch once: its replacements, and its own `install`, if any. Raises StartError."""
     for one in replacements(module):
         replace(*located(one.symbol), one.ours, one.expects)
     if hasattr(module, "install"):

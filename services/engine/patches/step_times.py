@@ -68,10 +68,7 @@ def time_speculator(runner: Any) -> None:
         runner.speculator.propose = around(runner.speculator.propose, time_draft)
 
 
-@replaces(
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
-    *PROPOSE_DRAFT_TOKEN_IDS,
-)
+@replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids", *PROPOSE_DRAFT_TOKEN_IDS)
 def time_draft(original: Any, *args: Any, **kwargs: Any) -> Any:
     began = perf_counter()
     try:

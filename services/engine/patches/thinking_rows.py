@@ -1,11 +1,8 @@
 """Move a thinking budget together with its request.
 
-vLLM's V1 keeps budgets by batch row. If another request moves into the row of a request that ended, it gets
-the old budget, which forces it to end a thought that it never began. And if an engine that drafts has a step
-without drafts, the end of a thought goes into row 0, whichever request is there.
-
-vLLM applies budgets to one row per draft if `in_spec_mode` is set, and to one row per request if
-`predict_bonus_token` is passed.
+vLLM's V1 keeps budgets by batch row. A request that moves into the row of one that ended gets its budget,
+which forces it to end a thought that it never began. And in a step without drafts of an engine that drafts,
+the end of a thought goes into row 0: budgets apply to one row per draft if `in_spec_mode` is set.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Decode requests with a seed, min_p or logit_bias without drafts, in the same batch as others with drafts.
 
-- Seeds: verification draws random numbers for each draft, and the number of drafts depends on the other
-  requests of the batch, so vLLM's seeds reproduce nothing under speculation. Without drafts a seed gives the
-  same output as without speculation. Greedy requests with a seed keep their drafts, because they draw
-  nothing.
+- Seeds: verification draws random numbers for each draft, and how many there are depends on other requests,
+  so vLLM's seeds reproduce nothing under speculation. Greedy requests with a seed keep their drafts.
 - min_p and logit_bias: vLLM applies them to the token after the drafts but not to the logits that verify
-  drafts, and so refuses them under speculation. Without drafts there is only that token.
+  drafts, and so refuses them under speculation.
 
-This is only for CPUs, where model runner V1 without asynchronous scheduling takes a list of drafts per
-request. On GPUs seeds behave as in vLLM. Model runner V2 applies min_p and logit_bias to the logits that
-verify drafts; V1 on a GPU refuses them (step_checks.py).
+Only for CPUs, where V1 without asynchronous scheduling takes lists of drafts. On GPUs seeds behave as in
+vLLM; V2 applies min_p and logit_bias to drafts, and V1 refuses them (step_checks.py).
 """
 
 from __future__ import annotations
@@ -28,10 +25,7 @@ def supported() -> bool:
     return bool(current_platform.is_cpu())
 
 
-@replaces(
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
-    *PROPOSE_DRAFT_TOKEN_IDS,
-)
+@replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids", *PROPOSE_DRAFT_TOKEN_IDS)
 def _without_some(
     original: Any, self: Any, scheduler_output: Any, sampled: Any, sampling_metadata: Any, *args: Any
 ) -> Any:
@@ -62,7 +56,6 @@ def _undrafted_rows(sampling_metadata: Any) -> set[int]:
 def _build_all(
     original: Any, vllm_config: Any, device: Any, is_pin_memory: bool, is_pooling_model: bool, *args: Any
 ) -> Any:
-    """Add the processors that vLLM leaves out under speculation."""
     from vllm.v1.sample import logits_processor as processors
 
     built = original(vllm_config, device, is_pin_memory, is_pooling_model, *args)

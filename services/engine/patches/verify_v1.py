@@ -1,17 +1,10 @@
 """Verify drafts with baton.kernels.verify instead of vLLM's RejectionSampler, if `verifier` is `baton`.
 
-This is for model runner V1, the only one on CPUs; verify_v2.py is for V2. vLLM still applies everything that
-changes single logits: penalties, bad words, allowed tokens, biases, thinking budgets. If nothing does, the
-kernel gets the model's logits unchanged. The kernel applies temperature, min-p, top-k and top-p. It samples
-all rows, including the one after the drafts, which vLLM samples separately.
-
-Some steps stay with vLLM's standard method, which has the same output distribution: steps with seeded
-requests, because vLLM's generators must give the same tokens whether or not other requests are speculated;
-steps with log-probabilities of processed logits, which are never computed here; and steps with logits
-processors that are not vLLM's own.
-
-A request's rows of logits are adjacent, with the row after its drafts last; cu_num_sampled_tokens gives their
-ends.
+vLLM still applies everything that changes single logits: penalties, bad words, allowed tokens, biases,
+thinking budgets. The kernel applies temperature, min-p, top-k and top-p, and samples all rows. Steps with
+seeded requests (vLLM's generators must give the same tokens whatever the others do), with log-probabilities
+of processed logits, or with logits processors that are not vLLM's own stay with vLLM's method, which has the
+same distribution. A request's rows are adjacent, the row after its drafts last; cu_num_sampled_tokens: ends.
 """
 
 from __future__ import annotations
@@ -56,10 +49,7 @@ class Verifier:
         if self.shipped.synthetic_mode or self._left_to_vllm(sampling_metadata):
             return self.shipped(metadata, draft_probs, logits, sampling_metadata)
         drafts = DraftedTokens(
-            metadata.draft_token_ids,
-            metadata.cu_num_sampled_tokens,
-            metadata.max_spec_len,
-            probs=draft_probs,
+            metadata.draft_token_ids, metadata.cu_num_sampled_tokens, metadata.max_spec_len, probs=draft_probs
         )
         found = verify(
             self._processed(metadata, logits, sampling_metadata),

@@ -1,13 +1,9 @@
 """Verify drafts with our kernel on vLLM's model runner V2, the GPU's default; verify_v1.py is for V1.
 
-V2's sampler keeps settings in arrays by slot, which the kernel reads directly, along with its seeds and
-positions. V2's drafters keep logits, which the kernel takes, so drawn drafts need no probabilities. V2 copies
-all logits to float32 as soon as one request has a temperature other than 1; here they are copied only if
-something changes single logits.
-
-Watermarks, synthetic acceptance, log-probabilities of processed logits and sampling masks stay with vLLM,
-because they need values that are never computed here. The kernels are compiled once the model has been
-loaded.
+V2's sampler keeps settings in arrays by slot, which the kernel reads directly. V2's drafters keep logits,
+which it takes, too. Logits are copied to float32 only if something changes single ones. What needs values
+that are never computed here stays with vLLM: watermarks, synthetic acceptance, processed log-probabilities,
+masks.
 
 RejectionSampler._verify gets logits [N, V], draft_logits [slots, steps, V], cu_num_logits [R + 1], and
 verify_draft_sampled [N], each row's input token: first the token before a request's drafts, then its drafts.
@@ -121,10 +117,7 @@ def _run(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     sampling: Sampling,
 ) -> Verified:
-    """Run our kernel for a RejectionSampler.
-
-    logits: the target's and the drafter's. rows: input tokens, row ends, positions.
-    """
+    """Verify. logits: the target's and the drafter's; rows: input tokens, row ends, positions."""
     (shipped, method), (target, drafter), (tokens, ends, positions) = by, logits, rows
     if drafter is not None:  # the vocabularies of target and drafter may be padded differently
         width = min(target.shape[1], drafter.shape[2])
@@ -134,10 +127,7 @@ def _run(
 
 
 def compile_kernels(runner: Any, method: Method) -> None:
-    """Run every variant of the kernels once on dummy drafts, so that no request waits for a compiler.
-
-    vLLM's own warm-up does not cover all of these variants.
-    """
+    """Run every variant of the kernels on dummy drafts, because vLLM's warm-up does not cover them all."""
     shipped, device = runner.rejection_sampler, runner.device
     count = shipped.num_speculative_steps + 1
     tokens = torch.zeros(count, dtype=torch.int32, device=device)

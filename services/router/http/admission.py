@@ -1,20 +1,22 @@
 """The router's additions to vLLM's HTTP layer: refusals with a status, deadlines, quotas, classes, usage.
 
-vLLM's streaming handlers send 200 before they call the engine client, so a refusal could only follow as an
-event. Here the start of the response is held until the body's first chunk. If the request has failed by then,
-the client gets the error's status, OpenAI's error object and Retry-After instead.
+vLLM's streaming handlers send 200 before they call the engine client. Here the response's start is held until
+the body's first chunk; if the request has failed by then, the client gets the error's status instead.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import math
 import time
 from collections.abc import Awaitable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.services import logs, trace_context
@@ -22,11 +24,12 @@ from baton.services.classes import STANDARD, Classes, ServiceClass
 from baton.services.router.chronicle import Chronicle, log_without_sequence
 from baton.services.router.errors import NotAllowed, RateLimited, RequestFailed, Unsupported
 from baton.services.router.fields import NOTHING, Own, by_body, by_default, by_header, own_fields
-from baton.services.router.http import streaming, usage
+from baton.services.router.http import streaming
 from baton.services.router.http.authentication import CALLER, keys_in
 from baton.services.router.http.body import again, read
 from baton.services.router.http.forms import send_error
 from baton.services.router.media.door import Images
+from baton.services.router.record import usage_of
 from baton.services.router.state import NOBODY, Party, RequestState
 from baton.services.router.tenancy import Tenancy, TenantRequest
 from baton.services.router.timings import HttpTimes
@@ -160,7 +163,7 @@ class AdmissionMiddleware:
             if body is None:
                 return None
             own = admission.own = own_fields(body)
-            admission.wants_usage = usage.wanted(own)
+            admission.wants_usage = usage_wanted(own)
             if not chosen and (other := by_body(self._classes, caller, own)):
                 admission.service = other
         except RequestFailed as error:
@@ -184,7 +187,6 @@ def _client(scope: Scope) -> str:
 
 
 def _deadline(headers: Iterable[tuple[bytes, bytes]]) -> float:
-    """Return the deadline that the client set, as time.monotonic, or inf. Raises Unsupported (400)."""
     for name, value in headers:
         if name == TIMEOUT_HEADER:
             try:
@@ -266,7 +268,6 @@ class _HeldResponse:
             self._chronicle.first_byte(admission.states)
 
     def _begin(self, start: Message) -> None:
-        """Record the response's status and kind, and add the trace header."""
         http, states = self._admission.http, self._admission.states
         http.status = start["status"]
         if streaming.streams(start):
@@ -283,7 +284,7 @@ class _HeldResponse:
             return message
         if message.get("more_body", False):
             return message
-        body = usage.added_to(message["body"], self._admission.states)
+        body = with_usage(message["body"], self._admission.states)
         if self._start is not None:
             length = str(len(body)).encode()
             self._start["headers"] = [
@@ -294,7 +295,56 @@ class _HeldResponse:
 
     async def _streamed(self, message: Message) -> None:
         body = message.get("body", b"")
-        await self._send({**message, "body": usage.added_to_event(body, self._admission.states)})
+        await self._send({**message, "body": with_usage_in_event(body, self._admission.states)})
 
     async def _replaced(self, message: Message) -> None:
         del message  # our error has replaced the response
+
+
+FIELD = "baton"
+_LAST_CHUNK = b'"choices":[]'
+_EVENT = b"data: "
+
+
+def usage_wanted(own: Own) -> bool:
+    """Return whether a request asks for its usage. Raises Unsupported (400)."""
+    if own.baton is msgspec.UNSET or own.baton == {}:
+        return False
+    match own.baton:
+        case {"usage": bool(usage), **others} if not others:
+            return usage
+    raise Unsupported(f'{FIELD}: {{"usage": true}} or {{"usage": false}} is needed')
+
+
+def with_usage(body: bytes, states: list[RequestState]) -> bytes:
+    """Add `usage.baton` to a whole response. Any other body, such as an error, is unchanged."""
+    try:
+        response = json.loads(body)
+    except ValueError:
+        return body
+    return _dump(response) if _add(response, states) else body
+
+
+def with_usage_in_event(body: bytes, states: list[RequestState]) -> bytes:
+    """Add `usage.baton` to the last chunk, which has the usage, if it is in this piece of a stream."""
+    if _LAST_CHUNK not in body:
+        return body
+    events = body.split(b"\n\n")
+    for index, event in enumerate(events):
+        if event.startswith(_EVENT) and _LAST_CHUNK in event:
+            chunk = json.loads(event.removeprefix(_EVENT))
+            if _add(chunk, states):
+                events[index] = _EVENT + _dump(chunk)
+    return b"\n\n".join(events)
+
+
+def _add(response: Any, states: list[RequestState]) -> bool:
+    usage = response.get("usage") if isinstance(response, dict) else None
+    if not isinstance(usage, dict) or not states:
+        return False
+    usage[FIELD] = usage_of(states)
+    return True
+
+
+def _dump(response: Any) -> bytes:
+    return json.dumps(response, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,9 +1,7 @@
 """Authentication: once an API key is set, every path but a few for health checks needs one.
 
-OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`; both work on every path.
-
-Unlisted paths are closed, so routes that a new vLLM adds are closed too. The list is matched literally: any
-other spelling of a listed path is closed.
+OpenAI's and Anthropic's headers work on every path. Unlisted paths and other spellings of listed ones are
+closed, so routes that a new vLLM adds are closed too.
 """
 
 from __future__ import annotations

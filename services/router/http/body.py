@@ -1,10 +1,8 @@
 """Read a request's whole body, within a budget, before any handler sees it.
 
-A few bytes of JSON become an object of a hundred bytes, and validating it costs even more. So a body's
-contents are counted as its bytes arrive, before anything is built from them. Counting a piece at a time with
-bytes.count and the like takes 30 ms for 8 MiB of text, 400 ms for 8 MiB of escaped surrogates, in steps of at
-most 10 ms, and 14 us for a chat of 3 KB. A body that is not JSON is counted correctly up to its first
-mistake, where any parser stops.
+A few bytes of JSON become an object of a hundred bytes, so a body's contents are counted as its bytes arrive:
+30 ms for 8 MiB of text, 400 ms for 8 MiB of escaped surrogates, in steps of at most 10 ms, and 14 us for a
+chat of 3 KB. A body that is not JSON is counted correctly up to its first mistake, where any parser stops.
 """
 
 from __future__ import annotations

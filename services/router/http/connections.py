@@ -255,7 +255,6 @@ class LimitedConnection(HttpToolsProtocol):
         self._arm(LAST_REQUEST_S)
 
     def _objection(self) -> RequestFailed | None:
-        """Return the error that refuses a request by its headers, before its body is read, or None."""
         if self._header_bytes > MAX_HEADER_BYTES:
             return too_many_headers()
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -301,7 +300,6 @@ class LimitedConnection(HttpToolsProtocol):
 
     @property
     def _is_anthropics(self) -> bool:
-        """Whether the refused request is for Anthropic's API."""
         url: bytes = getattr(self, "url", b"")  # not set before the first request
         return is_anthropics(url.decode("latin-1").partition("?")[0], self.headers or ())
 
@@ -357,7 +355,6 @@ class LimitedConnection(HttpToolsProtocol):
         return Phase.ANSWER if answering else Phase.NEXT
 
     def _settle(self) -> None:
-        """Restart the timer if the phase has changed."""
         phase = self._now()
         if phase is not self._phase:
             self._phase = phase
@@ -371,7 +368,6 @@ class LimitedConnection(HttpToolsProtocol):
         self._timer = self.loop.call_later(max(0.0, seconds), self._tick)
 
     def _left(self) -> float:
-        """Return how many seconds the phase may still last."""
         limits, now = self._limits, self.loop.time()
         match self._phase:
             case Phase.REQUEST:
@@ -398,7 +394,6 @@ class LimitedConnection(HttpToolsProtocol):
         self._arm(left)
 
     def _expire(self) -> None:
-        """Act on a phase that has run out of time."""
         match self._phase:
             case Phase.REQUEST:
                 self._refuse(self._too_slow())

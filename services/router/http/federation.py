@@ -1,13 +1,10 @@
 """`GET /metrics`: this router's metrics. `GET /metrics?all`: those of all processes of the deployment.
 
-`?all` is for a Prometheus that can reach only the router. Each process is scraped at the address that it gave
-to the scheduler; its samples get the labels `instance` and `role` unless they have them (as with
-`honor_labels`). A process that does not answer in time has the sample `baton_federation_up 0`.
-
-With several processes (router.processes), each of them answers for all. Every sample gets the label
-`process`, a number that a restarted process keeps, so its counters restart as Prometheus expects. A sum over
-processes would fall at a restart, and Prometheus would count the other processes twice. A process that does
-not answer has the sample `baton_process_up 0`.
+`?all` is for a Prometheus that can reach only the router. Samples get the labels `instance` and `role` unless
+they have them (as with `honor_labels`). With several processes (router.processes), each answers for all, with
+the label `process`, a number that a restarted process keeps: a sum would fall at a restart, and Prometheus
+would count the other processes twice. A process that does not answer has `baton_federation_up 0` or
+`baton_process_up 0`.
 """
 
 from __future__ import annotations
@@ -37,6 +34,7 @@ UP = "baton_federation_up"
 PROCESS_UP = "baton_process_up"
 Key = TypeVar("Key")
 Parts = list[tuple[Mapping[str, str], bytes | None]]  # labels and metrics of each process; None: no answer
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _UP_TEXT = "1 for a process whose metrics are here, 0 for one that did not answer"
 
 
@@ -134,24 +132,16 @@ def _with_labels(line: str, labels: Mapping[str, str]) -> str:
     if not brace:
         name, _, value = line.partition(" ")
         return f"{name}{{{_written(labels)}}} {value}" if labels else line
-    lacking = {key: one for key, one in labels.items() if not _has(rest, key)}
+    within = f",{rest}"
+    lacking = {key: one for key, one in labels.items() if f',{key}="' not in within}
     return f"{name}{{{_written(lacking)},{rest}" if lacking else line
 
 
-def _has(rest: str, key: str) -> bool:
-    return rest.startswith(f'{key}="') or f',{key}="' in rest
-
-
 def _written(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items())
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return ",".join(f'{key}="{value.translate(_ESCAPED)}"' for key, value in labels.items())
 
 
 async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, bytes | None]:
-    """Return the metrics of these processes within ALL_S; None for one that does not answer."""
     texts: dict[Key, bytes | None] = dict.fromkeys(addresses)
     turns = asyncio.Semaphore(AT_ONCE)
     limits = aiohttp.ClientTimeout(total=ASK_S)
@@ -170,7 +160,6 @@ async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, 
 
 
 async def _ask(http: aiohttp.ClientSession, address: str) -> bytes | None:
-    """Return a process's metrics, or None if it does not serve them."""
     try:
         async with http.get(f"http://{address}{METRICS}", allow_redirects=False) as answer:
             if answer.status != 200:

@@ -1,11 +1,7 @@
-"""Error responses in the form of the API that the client called.
+"""Error responses in the form of the API that the client called: OpenAI's or Anthropic's.
 
-    OpenAI's      {"error": {"message", "type", "param", "code"}}
-    Anthropic's   {"type": "error", "error": {"type", "message"}}
-
-The app, including vLLM's handlers, answers in OpenAI's form; `ErrorForms`, around the whole app, translates
-for Anthropic's clients. Responses without the app (http/connections.py) and error events inside Anthropic's
-streams (vllm/messages.py) call `anthropic_error`.
+The app, including vLLM's handlers, answers in OpenAI's form; `ErrorForms`, around the whole app, translates.
+Responses without the app, and error events inside Anthropic's streams, call `anthropic_error`.
 """
 
 from __future__ import annotations
@@ -135,7 +131,6 @@ class _Translated:
 
 
 def _said(body: bytes) -> str:
-    """Return the message in an error's body, or the body itself if it has none."""
     try:
         found = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):

@@ -1,9 +1,7 @@
 """The HTTP server of one router process: uvicorn, on a port that the router's other processes share.
 
-The kernel assigns each connection to one process by a hash of its addresses. If that process does not accept
-it, because it is dead, restarting, draining or busy, another one does so at its second look: no client is
-refused or reset, and none waits longer than 2 * LOOK_S. A process at its connection limit waits for more
-looks.
+The kernel assigns each connection to one process. If that one does not accept it, because it is dead,
+restarting, draining or busy, another does so within 2 * LOOK_S: no client is refused or reset.
 
 Uses undocumented parts of uvicorn: uvicorn.Server (capture_signals, handle_exit, startup, shutdown,
 should_exit, server_state, lifespan).
@@ -80,7 +78,6 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _look(self) -> None:
-        """Accept the connections that other processes leave waiting, forever."""
         others = {sock.fileno(): sock for sock in self._seat.others}
         poll = select.poll()
         for descriptor in others:
@@ -111,7 +108,6 @@ class Server(uvicorn.Server):
 
     @property
     def _full(self) -> bool:
-        """Whether a request on a new connection would be refused."""
         return len(self.server_state.connections) >= self._connections.limits.max_connections
 
     @property

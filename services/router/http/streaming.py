@@ -1,8 +1,7 @@
 """Streams through proxies: headers that prevent buffering, and comments that prevent timeouts.
 
-A comment (`: keep-alive`) keeps proxies from giving up on a silent connection; clients ignore it. It is sent
-when a stream of any API has been silent for `every_s` seconds. Before the first event it starts the response,
-which otherwise waits for that event (docs/decisions/0015).
+Clients ignore a comment (`: keep-alive`). Before the first event it starts the response
+(docs/decisions/0015).
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from types import TracebackType
 
 from PIL import Image
 
@@ -22,8 +21,7 @@ from baton.services.config import MediaSettings
 from baton.services.router.errors import Overloaded, RequestFailed, Unsupported
 from baton.services.router.media.files import Fetcher, check_url, read_data_url
 from baton.services.router.media.parts import Part
-from baton.services.router.media.processes import Decoders, Header, Lent
-from baton.services.router.media.turns import Store, Turns
+from baton.services.router.media.processes import Decoders, Header, Lent, Store, Turns
 
 AT_ONCE = 4  # decoded pixels of all requests that wait for vLLM, in multiples of one request's limit
 MAX_RATIO = 200  # longer side / shorter side; some models' processors raise beyond it
@@ -45,14 +43,10 @@ Images = dict[str, Admitted]  # by URL
 Counted = Callable[[str, int, float], None]  # outcome, images, seconds
 
 
-def _uncounted(outcome: str, images: int, seconds: float) -> None:
-    del outcome, images, seconds
-
-
 class MediaDoor:
     """Admits images for all models of a router. Use it inside `async with`, in one event loop."""
 
-    def __init__(self, settings: MediaSettings, most_bytes: int, counted: Counted = _uncounted) -> None:
+    def __init__(self, settings: MediaSettings, most_bytes: int, counted: Counted = lambda *_: None) -> None:
         """Fetch at most `most_bytes` for a request; tell `counted` what became of its images."""
         self._settings = settings
         self._most_bytes = most_bytes
@@ -72,10 +66,8 @@ class MediaDoor:
         await self._fetcher.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._fetcher.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await self._fetcher.__aexit__(*error)
         await self._decoders.close()
 
     async def admit(self, found: Sequence[Part], client: Hashable, deadline: float = math.inf) -> Images:
@@ -215,7 +207,6 @@ class MediaDoor:
 
 @contextlib.contextmanager
 def _at(part: Part) -> Iterator[None]:
-    """Name the image in a refusal."""
     try:
         yield
     except Unsupported as error:

@@ -11,7 +11,6 @@ import binascii
 import ipaddress
 import socket
 from collections.abc import Collection
-from types import TracebackType
 
 import aiohttp
 import pybase64
@@ -21,13 +20,7 @@ from yarl import URL
 from baton.services.router.errors import Unsupported
 
 FETCH_S = 10.0  # for one file
-_KINDS = {
-    "jpg": "JPEG",
-    "jpeg": "JPEG",
-    "png": "PNG",
-    "webp": "WebP",
-    "gif": "GIF",
-}
+_KINDS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WebP", "gif": "GIF"}
 _UNKNOWN = ("", "application/octet-stream")
 _SHOWN = 60  # characters of a URL in an error
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -92,7 +85,7 @@ def is_public(address: str) -> bool:
 
 
 class _NotPublic(OSError):
-    """A name has an address that is not public."""
+    pass
 
 
 class PublicResolver(AbstractResolver):
@@ -142,9 +135,7 @@ class Fetcher:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._session.close()
 
     async def fetch(self, url: URL) -> bytes:

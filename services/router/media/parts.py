@@ -56,7 +56,6 @@ def images(request: Any, *, among: Mapping[str, Any] | None = None) -> list[Part
 
 
 def _in_messages(name: str, messages: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of the messages of a conversation, or of several conversations."""
     for number, message in enumerate(messages if isinstance(messages, list) else ()):
         place = f"{name}[{number}]"
         if isinstance(message, list):
@@ -120,7 +119,6 @@ def _url(place: str, part: Any, kind: str) -> str:
 
 
 def _anthropics(place: str, source: Any) -> Any:
-    """Return an Anthropic source as the URL that vLLM makes from it."""
     if not isinstance(source, Mapping):
         raise Unsupported(f"{place}: the image has no 'source' with its data: see docs/images.md")
     kind = source.get("type") or "base64"

@@ -1,8 +1,7 @@
 """Access to the live page: for holders of its key or, without a key, for users of this machine.
 
-A browser shows the key once, at /ops/login, and gets a cookie that scripts cannot read and other sites do not
-send. Without a key the page listens on loopback only and answers only to this machine's own names: another
-site could point its name here (DNS rebinding).
+A browser shows the key once and gets a cookie. Without a key the page listens on loopback only and answers
+only to this machine's own names: another site could point its name here (DNS rebinding).
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 from baton.services.errors import ServiceError
-from baton.services.overview.changes import INFO, WARNING
 from baton.services.overview.commands import ActionRefused, Kind, act
-from baton.services.router.ops.events import Events
+from baton.services.overview.workers import INFO, WARNING
+from baton.services.router.ops.feed import Events
 
 log = logging.getLogger("baton.audit")
 

@@ -61,11 +61,7 @@ def open_door(settings: Settings) -> PageDoor | None:
 
 @contextlib.asynccontextmanager
 async def live_page(
-    door: PageDoor | None,
-    settings: Settings,
-    router_id: str,
-    served: Sequence[Served],
-    chronicle: Chronicle,
+    door: PageDoor | None, settings: Settings, router_id: str, served: Sequence[Served], chronicle: Chronicle
 ) -> AsyncIterator[None]:
     """Serve a page about all models inside the block; do nothing without a door."""
     if door is None:
@@ -74,8 +70,7 @@ async def live_page(
     from baton.services.router.ops import server
     from baton.services.router.ops.access import PageAccess
     from baton.services.router.ops.actions import Actions
-    from baton.services.router.ops.feed import Feed, Sources
-    from baton.services.router.ops.series import Series
+    from baton.services.router.ops.feed import Feed, Series
 
     def problem() -> str:
         """Return which models' schedulers do not answer, and why; "" if all do."""
@@ -97,12 +92,7 @@ async def live_page(
         lambda: sum(one.client.live for one in served),
     )
     feed = Feed(
-        Sources(
-            about,
-            lambda: [worker for one in served for worker in one.scheduler.standby.workers],
-            problem,
-            series,
-        )
+        about, lambda: [worker for one in served for worker in one.scheduler.standby.workers], problem, series
     )
     chronicle.listeners.append(feed.over)
     actions = Actions([one.scheduler for one in served], feed.events, forbidden)

@@ -190,10 +190,7 @@ async def serving(app: FastAPI, feed: Feed, sock: socket.socket) -> AsyncIterato
         timeout_graceful_shutdown=1,
     )
     server = Server(config)
-    tasks = [
-        spawn(server.serve([sock]), "the live page"),
-        keep(feed.run, "the live page's feed"),
-    ]
+    tasks = [spawn(server.serve([sock]), "the live page"), keep(feed.run, "the live page's feed")]
     try:
         yield
     finally:

@@ -1,13 +1,9 @@
-"""Name a prompt's KV blocks as the workers' engines name them.
+"""Name a prompt's KV blocks as the workers' engines name them: by vLLM's own hashes.
 
-The names are vLLM's own hashes, with the algorithm and the root that a worker reports, so they match the
-blocks that workers report. Each hash is computed from the one before. A growing chat would pay for its whole
-prompt on each turn (`python -m bench prefixes` measures it), so the last `PIECES` pieces of prompts are
-cached with their hashes. A piece is found by a quick hash over it and everything before it.
-
-Besides the tokens, the first block's hash covers the cache salt, every block's hash covers the adapter, with
-the fingerprint of its files in place of vLLM's path, and a block's hash covers the names and places of the
-images in it.
+Each hash is computed from the one before. A growing chat would pay for its whole prompt on each turn (`python
+-m bench prefixes` measures it), so the last `PIECES` pieces of prompts are cached with their hashes. A piece
+is found by a quick hash over it and everything before it. The hashes also cover cache salt, adapter (by its
+files' fingerprint) and the names and places of images.
 
 Leans on: vllm.utils.hashing.get_hash_fn_by_name, vllm.v1.core.kv_cache_utils.{hash_block_tokens,
 generate_block_hash_extra_keys}, vllm.v1.engine.EngineCoreRequest (prompt_token_ids, and what the extra keys
@@ -80,7 +76,6 @@ class PromptHasher:
         return found
 
     def _extras(self, request: Any, blocks: int) -> list[Any]:
-        """Return what each block's hash covers besides its tokens."""
         size, image = self._block, 0
         if not request.mm_features:
             firsts = (generate_block_hash_extra_keys(request, at, at + size, 0)[0] for at in (0, size))

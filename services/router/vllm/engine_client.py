@@ -168,11 +168,12 @@ class RelayClient(EngineCoreClient):
             self._queue.put(output)
 
     def deliver_first(self, output: Any) -> None:
-        """Queue an output that must not wait for more tokens."""
+        """Queue an output that must not wait to be merged: the first one, or the first after a pause."""
         if not self.prompt_logprobs.takes(output):
             self._put_first(output)
 
     def finish(self, request_id: str, reason: str) -> None:
+        """End a request without a further token."""
         self.deliver(output_queue.finish_output(request_id, reason))
 
     def fail(self, request_id: str, error: RequestFailed) -> None:
@@ -183,12 +184,17 @@ class RelayClient(EngineCoreClient):
         self.on_failure(request_id, RefusedByRouter(error))
 
     def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
+        """Convert a first output's times to our clock.
+
+        Return when the engine queued and first scheduled the request, seconds; 0 if unknown.
+        """
         if output.events is None:
             return 0.0, 0.0
         output_queue.rebase(output.events, clock_offset_s)
         return output_queue.began_at(output.events)
 
     def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
+        """Do the same for an output of a later engine, and remove events that the front end already has."""
         began = self.first_output(output, clock_offset_s)
         if output.events is not None:
             output.events = output_queue.only_preemptions(output.events)
@@ -196,6 +202,7 @@ class RelayClient(EngineCoreClient):
         return began
 
     def watch(self, request_id: str, received: float) -> None:
+        """Measure the time until the response's next piece is sent; its output arrived at `received`."""
         if admission := self._admissions.get(request_id):
             admission.watch(received)
 
@@ -217,7 +224,6 @@ class RelayClient(EngineCoreClient):
         self._queue.put(output, at_once=True)
 
     def _give_up(self, request_id: str, error: RequestFailed) -> None:
-        """End a request with an error that did not come from its relay."""
         self.fail(request_id, error)
         self.abort([request_id])
 
@@ -226,7 +232,6 @@ class RelayClient(EngineCoreClient):
         self.prompt_logprobs.drop(request_id)
 
     async def _start(self, relay: Relay, admission: Admission | None) -> None:
-        """Charge a request to its tenant and start it. Raises RequestFailed."""
         tenants = admission.request if admission is not None else None
         if tenants is not None:
             self._parts.journal.check(relay.state)
@@ -241,12 +246,7 @@ class RelayClient(EngineCoreClient):
             raise
 
     def _relay(
-        self,
-        request: Any,
-        admission: Admission,
-        now: float,
-        features: list[Any],
-        images: tuple[Image, ...],
+        self, request: Any, admission: Admission, now: float, features: list[Any], images: tuple[Image, ...]
     ) -> Relay:
         if admission.request is not None:
             request.cache_salt = salted(admission.request.caller, request.cache_salt)
@@ -286,7 +286,6 @@ class RelayClient(EngineCoreClient):
         return Relay(state, self._parts, self, on_over=self._over)
 
     def _check(self, request: Any) -> None:
-        """Check what costs little, before images are encoded. Raises RequestFailed."""
         steps = self.limits.steps
         _check(request, steps)
         logprobs.check(request.sampling_params, steps.vocabulary, len(request.prompt_token_ids))

@@ -1,12 +1,10 @@
 """Correct the error responses of vLLM's handlers.
 
-- Requests on which a handler fails get 400. vLLM turns ValueError, TypeError and OverflowError into 400, but
-  an assistant's message with empty content, for one, raises IndexError. Before a request is placed, the only
-  code of ours that runs is admission, whose refusals have their own status. Later errors stay 500.
+- Requests on which a handler fails get 400 before they are placed: an assistant's message with empty content,
+  for one, raises IndexError. Later errors stay 500.
 - Paths and methods without a route get OpenAI's error object.
 - An error inside a stream has the status and type of the router's refusal.
-- Error texts are capped. vLLM's errors quote values of the request, and it searches them for paths in
-  quadratic time: a model name of 32 KB blocked the router for minutes.
+- Error texts are capped: vLLM searches them for paths in quadratic time.
 
 Leans on: vllm.entrypoints.serve.exception_handling.handlers.exception.exception_handler (its 500) and
 .error_response.create_error_response; sanitize_message(message) by its name in the modules of

@@ -64,14 +64,13 @@ from baton.services.router.vllm.error_responses import (
     word_stream_errors,
 )
 from baton.services.router.vllm.frontend_args import frontend_namespace
-from baton.services.router.vllm.grammar_checks import leave_to_workers, size_problem
 from baton.services.router.vllm.images import drop_images, use_admitted_images
 from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 from baton.services.router.vllm.models import ModelMiddleware, health_routes, model_paths, model_routes
 from baton.services.router.vllm.prepared_images import name_images
 from baton.services.router.vllm.quick_unions import quicken_requests
-from baton.services.router.vllm.request_limits import limit_requests
+from baton.services.router.vllm.request_limits import leave_to_workers, limit_requests, size_problem
 from baton.services.router.vllm.response_store import ResponseStore, response_routes
 from baton.services.router.vllm.tokenizing import bound_tokenizing
 
@@ -315,7 +314,6 @@ def opened_to_clients(
 
 
 def _choose_among(models: Sequence[ModelApp]) -> None:
-    """Make the first model's app pass each request to the app of the model that it names."""
     first = models[0].app
     # None: the first app handles its own requests. Passing them to itself would never end.
     apps = {name: one.app if one.app is not first else None for one in models for name in one.names}
@@ -370,7 +368,6 @@ def _engine_client(client: RelayClient) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refusals(engine: EngineSettings) -> Iterator[None]:
-    """Turn vLLM's exceptions inside the block into a StartError."""
     try:
         yield
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError, VLLMError) as error:

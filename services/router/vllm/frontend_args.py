@@ -34,14 +34,7 @@ _DP_SUPERVISOR = (
     "dp_supervisor_probe_timeout_s",
     "dp_supervisor_probe_failure_threshold",
 )
-_SSL = (
-    "ssl_keyfile",
-    "ssl_certfile",
-    "ssl_ca_certs",
-    "ssl_cert_reqs",
-    "ssl_ciphers",
-    "enable_ssl_refresh",
-)
+_SSL = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh")
 # Front-end arguments that cannot be honoured, with advice. All others are (docs/frontend.md).
 REFUSED: Mapping[str, str] = {
     "host": "use router.host",
@@ -152,7 +145,6 @@ def _parsed(given: Mapping[str, Any]) -> Namespace:
 
 
 def _words(action: Action, value: Any) -> Iterator[str]:
-    """Yield a value as command-line words. Raises _Refused for a wrong type."""
     flag = f"--{action.dest.replace('_', '-')}"
     if value is None:
         return  # vLLM's default
@@ -173,7 +165,7 @@ def _words(action: Action, value: Any) -> Iterator[str]:
 
 
 class _Refused(Exception):
-    """vLLM's parser refuses the value."""
+    pass
 
 
 def _parser() -> Any:
@@ -188,7 +180,6 @@ def _parser() -> Any:
 
 
 def _check_template(template: str) -> None:
-    """Check that vLLM can load a template, a file name or text. Raises ConfigError."""
     if not template:
         return
     from jinja2 import TemplateError
@@ -207,7 +198,6 @@ def _check_template(template: str) -> None:
 
 
 def _check_middleware(paths: Iterable[str]) -> None:
-    """Import each one as vLLM's app will. Raises ConfigError."""
     for path in paths:
         module, _, name = path.rpartition(".")
         try:

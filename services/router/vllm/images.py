@@ -1,8 +1,6 @@
-"""Give vLLM the images that the door has admitted, and nothing else: vLLM fetches and decodes no file itself.
+"""Give vLLM the images that the door has admitted, and nothing else: it fetches and decodes no file itself.
 
-A request's images are admitted before its handler renders it, and kept in its Admission until its first
-sequence is added. vLLM's renderer asks its media connector for each URL; ours looks the URL up. What the door
-has not seen is refused.
+They are kept in the request's Admission until its first sequence is added.
 
 Leans on: vllm.multimodal.media.{MEDIA_CONNECTOR_REGISTRY, MediaConnector (load_from_url, load_from_url_async,
 which all its fetch_* call but those of embeddings), MediaWithBytes}; VLLM_MEDIA_CONNECTOR; that
@@ -70,14 +68,11 @@ def use_admitted_images(model_config: Any) -> None:
 
 
 def _earlier(request: Any, handler: Any) -> dict[str, Any]:
-    """Return messages that vLLM renders before a Responses request's own."""
     earlier = getattr(request, "previous_response_id", None)
     return {"previous_response_id": getattr(handler, "msg_store", {}).get(earlier)} if earlier else {}
 
 
 class _Admitted(MediaConnector):
-    """Looks images up in the current request's Admission."""
-
     async def fetch_image_async(self, image_url: str, *, image_mode: str | None = "RGB") -> Any:
         admission = current_admission.get()
         found = (admission.images or {}).get(image_url) if admission is not None else None
@@ -98,7 +93,6 @@ class _Admitted(MediaConnector):
 
 
 def _unseen() -> Exception:
-    """Return the error for media in a place where the door does not look."""
     return refusal(
         Unsupported("the request has an image, audio or video where none is served (docs/limits.md)")
     )

@@ -1,9 +1,7 @@
 """Build whole answers with many log-probabilities a slice at a time.
 
-vLLM's handlers build and encode an answer in one go: 42,000 log-probabilities (1,000 tokens of prompt and
-1,000 of answer, 21 each) blocked the loop, and with it all other streams, for 0.9 s. Here the long lists are
-left out at first; they are built and encoded while the answer is sent, a few milliseconds at a time. Short
-answers take vLLM's path.
+vLLM builds and encodes an answer in one go: 42,000 log-probabilities blocked the loop for 0.9 s. Here the
+long lists are left out at first, and built and encoded while the answer is sent.
 
 Leans on: vllm.entrypoints.openai.{chat_completion,completion}.api_router and
 vllm.entrypoints.scale_out.token_in_token_out.api_router, which send
@@ -60,8 +58,6 @@ def install() -> None:
 
 
 class _Entries(list[Any]):
-    """A list whose entries are built on demand, a range at a time."""
-
     def __init__(self, length: int, make: Callable[[int, int], list[Any]]) -> None:
         super().__init__()
         self.length = length
@@ -69,8 +65,6 @@ class _Entries(list[Any]):
 
 
 class _Later:
-    """An answer that is encoded when it is sent."""
-
     def __init__(self, dump: Callable[..., dict[str, Any]], long: dict[_Path, list[Any]]) -> None:
         self._dump = dump
         self._long = long
@@ -97,8 +91,6 @@ class _Later:
 
 
 class _Response(JSONResponse):
-    """A JSON response that may be encoded later."""
-
     def __init__(self, content: Any = None, *args: Any, **kwargs: Any) -> None:
         self._later = content if isinstance(content, _Later) else None
         super().__init__(None if self._later else content, *args, **kwargs)

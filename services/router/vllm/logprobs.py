@@ -1,8 +1,6 @@
 """Limit how many log-probabilities a request may ask for, and pass those of a prompt to vLLM in slices.
 
-vLLM's front end turns each of them into an object and then into a part of the answer, which takes 20 to 50 us
-on the event loop that serves all streams. So their number is limited per position and per prompt. Those of a
-prompt arrive all at once, and are processed a slice at a time.
+Each takes 20 to 50 us on the event loop that serves all streams. Those of a prompt arrive all at once.
 
 Leans on: SamplingParams (num_logprobs, logprob_token_ids, prompt_logprobs, prompt_logprob_token_ids),
 vllm.v1.outputs.LogprobsTensors (its first three fields have a row for each position), and

@@ -62,8 +62,6 @@ def _answering(call: Call, media: MediaDoor | None) -> Call:
 
 
 def _converted(convert: Callable[[Any], AsyncGenerator[str, None]]) -> Callable[[Any], Any]:
-    """Return a converter that turns an error at the end of the chat's stream into Anthropic's error event."""
-
     @wraps(convert)
     async def converted(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
         failure: dict[str, Any] = {}
@@ -88,8 +86,6 @@ def _converted(convert: Callable[[Any], AsyncGenerator[str, None]]) -> Callable[
 
 
 def _whole(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a converter that empties incomplete arguments of tool calls."""
-
     @wraps(convert)
     def whole(answer: Any) -> AnthropicMessagesResponse:
         cut = False

@@ -1,8 +1,7 @@
 """vLLM's metrics at a router: its front end's, and those of the workers' engines.
 
-vLLM's Prometheus logger fills some families from its engine's step statistics. A router has no engine, so
-these families come from the workers' heartbeats, one series per worker, or are not served
-(docs/observability.md).
+A router has no engine, so families of engines' step statistics come from the workers' heartbeats, one series
+per worker, or are not served (docs/observability.md).
 
 Leans on: vllm.v1.metrics.loggers.PrometheusStatLogger (its makers of metrics, `_gauge_cls` and so on, which
 it calls with keyword arguments alone; log_engine_initialized, which shows its own cache_config;
@@ -45,8 +44,6 @@ Values = Iterable[tuple[tuple[str, ...], float]]  # labels after model_name and 
 
 @dataclass(frozen=True)
 class _Family:
-    """A metric family with a series per worker, read from its heartbeat."""
-
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
     name: str
     text: str

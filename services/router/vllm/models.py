@@ -1,7 +1,5 @@
 """One router for several models: requests are routed by model; /v1/models and /health cover all of them.
 
-Routing costs one dictionary look-up, however many models there are: admission has already read the field.
-
 Leans on: vllm.entrypoints.openai.models.serving.OpenAIServingModels.show_available_models (app.state.
 openai_serving_models), its ModelList and the fields id, created and max_model_len of its cards; the paths of
 vLLM's routes.
@@ -52,7 +50,6 @@ class ModelMiddleware:
         await app(scope, receive, send)
 
     def _chosen(self, name: Any) -> ASGIApp:
-        """Return the app for a request. Raises Unsupported (400) and NoSuchModel (404)."""
         if name is None or name == "":
             raise Unsupported(
                 f"several models are served here: name one in the field 'model': {self._served}"
@@ -85,10 +82,7 @@ def health_routes(apps: Mapping[str, Any]) -> list[Route]:
         body = {"status": "ok" if well else "unavailable", "models": states}
         return JSONResponse(body, status_code=200 if well else 503)
 
-    return [
-        Route("/health", health, methods=["GET"]),
-        Route("/ping", health, methods=["GET", "POST"]),
-    ]
+    return [Route("/health", health, methods=["GET"]), Route("/ping", health, methods=["GET", "POST"])]
 
 
 def model_routes(apps: Iterable[Any]) -> list[Route]:

@@ -141,7 +141,6 @@ class OutputQueue:
             self._wake()
 
     def _release(self, request_id: str) -> None:
-        """Let a request's queued outputs be taken now, before its next output arrives."""
         own = [output for output in self._waiting if output.request_id == request_id]
         if own:
             self._waiting = [output for output in self._waiting if output.request_id != request_id]

@@ -179,8 +179,6 @@ class Cutter:
 
 
 class _Places:
-    """The positions at which a text may be cut."""
-
     def __init__(self, cutter: Cutter, text: str) -> None:
         self._cutter = cutter
         self._text = text
@@ -235,7 +233,6 @@ def cutter_of(tokenizer: Any) -> Cutter | None:
 
 
 def _pattern(backend: Tokenizer) -> str | None:
-    """Return the pre-tokenizer's pattern if it is byte-level and known, or None."""
     state = _state(backend.pre_tokenizer)
     *splits, last = state.get("pretokenizers", [state])
     if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
@@ -261,7 +258,6 @@ def _is_byte_level_bpe(backend: Tokenizer) -> bool:
 
 
 def _keeps_ascii(backend: Tokenizer) -> bool:
-    """Return whether there is no normalizer but NFC, which leaves both sides of a cut alone."""
     state = _state(backend.normalizer)
     return all(one.get("type", "NFC") == "NFC" for one in state.get("normalizers", [state]))
 

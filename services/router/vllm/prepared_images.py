@@ -1,8 +1,8 @@
 """Take prepared images out of vLLM's requests, and name images alike in all routers.
 
-vLLM names an image by a hash of its file and of the model's path, which may differ between routers. Here the
-path is replaced by a digest of the settings by which images are prepared. A request's images are prepared one
-after another, not together, so that those beyond its limit are not: SmolVLM makes 60 MB of any image.
+vLLM's name of an image covers the model's path, which may differ between routers; here a digest of the
+settings replaces it. A request's images are prepared one after another, so that those beyond its limit are
+not: SmolVLM makes 60 MB of any.
 
 Leans on: vllm.multimodal.processing.context.BaseProcessingInfo.model_id, which BaseMultiModalProcessor hashes
 with each item; BaseMultiModalProcessor._cached_apply_hf_processor, which fills inputs.cache;

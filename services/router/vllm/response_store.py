@@ -1,10 +1,8 @@
 """Store Responses (VLLM_ENABLE_RESPONSES_API_STORE=1) within limits, and serve each to its own tenant.
 
-vLLM keeps answers, messages and events in its handler's dictionaries, forever and for anyone who knows an id.
-Here each id belongs to a tenant, and does not exist for others. When there is no room, the tenant with the
-most bytes loses its oldest answers. The router chooses all ids: a client's `request_id` could be another
-response's. Without the store, requests that need it are refused. The store is one process's memory: while
-another router serves the same models, an id could be in either, so such requests are refused then too.
+vLLM keeps them forever, for anyone who knows an id. Here each id, chosen by the router, belongs to a tenant.
+When there is no room, the tenant with the most bytes loses its oldest answers. Requests that need the store
+are refused without it, and while another router serves the same models: an id could be in either.
 
 Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses (enable_store, response_store,
 msg_store, event_store, background_tasks, create_responses, _run_background_request,
@@ -159,8 +157,6 @@ class ResponseStore:
         return creating
 
     def _running(self, handler: Any, run: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-        """Wrap `run`, which generates an answer in the background, to record how it ended."""
-
         @wraps(run)
         async def running(request: Any, *args: Any, **kwargs: Any) -> None:
             response_id = request.request_id
@@ -194,7 +190,6 @@ class ResponseStore:
             admission.lasting = task
 
     def _measure(self, response_id: str, added: int) -> bool:
-        """Count added bytes; return whether the answer is still stored after making room."""
         kept = self._kept.get(response_id)
         if kept is None:
             return False
@@ -210,7 +205,6 @@ class ResponseStore:
             self.delete(response_id)
 
     def _make_room(self) -> None:
-        """Drop the oldest answers of the tenant with the most bytes or answers until the limits hold."""
         size = self.size
         while len(self._kept) > MOST or size > MOST_BYTES:
             held: Counter[str] = Counter()
@@ -324,8 +318,6 @@ def _note(handler: Any, response_id: str, status: str, error: dict[str, str] | N
 
 
 def _following(handler: Any) -> Callable[..., AsyncGenerator[Any, None]]:
-    """Return a function that streams a background answer's events, until its task ends."""
-
     async def following(response_id: str, starting_after: int | None = None) -> AsyncGenerator[Any, None]:
         found = handler.event_store.get(response_id)
         task = handler.background_tasks.get(response_id)

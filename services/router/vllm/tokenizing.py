@@ -1,9 +1,8 @@
 """Limit the cost of tokenizing: tokenize no more of a text than fits into the model's context.
 
-vLLM tokenizes in a thread, but the whole text at once, at a second and 80 MiB per MiB, and only then cuts it
-to the model's length. Here a text that is unlikely to fit is first counted a piece at a time, until it
-certainly does not fit, or the rest would be cut off. /tokenize has no limit of its own, so the model's length
-applies there too. A long text that fits is tokenized in pieces (pieces.py).
+vLLM tokenizes the whole text, at a second and 80 MiB per MiB, before it cuts it. Here a text that is unlikely
+to fit is first counted a piece at a time, until it certainly does not fit, or the rest would be cut off. A
+long text that fits is tokenized in pieces (pieces.py).
 
 Leans on: vllm.renderers.base.BaseRenderer._tokenize_prompt(self, prompt, params), which the renderer's thread
 runs; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side};
@@ -60,7 +59,6 @@ def _bounded(tokenize: Callable[..., Any], self: Any, prompt: Any, params: Any) 
 
 
 def _whole(tokenize: Callable[..., Any], self: Any, prompt: Any, params: Any) -> Any:
-    """Tokenize a long text, in pieces if that certainly gives the same ids."""
     ids = None
     if self._wants_offsets(prompt, params):
         if len(prompt["prompt"]) > WITH_OFFSETS:

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import secrets
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
-from baton.security.errors import IdentityError
+from baton.security.errors import AuthorityError, IdentityError
 from baton.security.names import Name
 
 KEY, CHAIN, ROOTS = "tls.key", "tls.crt", "ca.crt"
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +170,26 @@ def locked(path: Path) -> Iterator[None]:
     with open(os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def kept_json(path: Path, what: str, parse: Callable[[Any], T]) -> Iterator[dict[str, T]]:
+    """Yield a file's JSON object, with parsed values, under a lock, and save changes unless the block raises.
+
+    Raises AuthorityError.
+    """
+    try:
+        with locked(path):
+            before = path.read_bytes() if path.exists() else b"{}"
+            try:
+                found = {key: parse(value) for key, value in json.loads(before).items()}
+            except (ValueError, TypeError, AttributeError) as error:
+                raise AuthorityError(f"the CA's {what} in {path} cannot be read: {error}") from None
+            yield found
+            if (text := json.dumps(found, indent=1, default=asdict).encode()) != before:
+                replace(path, text)
+    except OSError as error:
+        raise AuthorityError(f"the CA's {what} in {path}: {error.strerror}") from None
 
 
 def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:

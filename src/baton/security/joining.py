@@ -1,8 +1,7 @@
 """Get a certificate from the CA: the first one with a token, later ones with the previous certificate.
 
-A joiner fetches the CA's certificate over an unverified TLS connection and compares its key with the token's
-pin. All further connections are verified with that certificate. Neither the joiner's key nor the token's
-secret is sent. (As in kubeadm, with an HMAC in place of a bearer token.)
+A joiner compares the CA's key with the token's pin. Neither its own key nor the token's secret is sent. (As
+in kubeadm, with an HMAC in place of a bearer token.)
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from baton import addresses
-from baton.security.authority import new_key, pin_of, request_for
+from baton.security.authority import Token, new_key, pin_of, request_for
 from baton.security.errors import CAUnreachable, JoinRefused
 from baton.security.identity import Credentials, Pems, checked
 from baton.security.names import Name, Role, host_of
-from baton.security.tokens import Token
 
 TIMEOUT_S = 10.0  # limit for each request to the CA
 RETRY_S = 0.5
@@ -71,7 +69,6 @@ def renew(address: str, last: Credentials) -> Pems:
 
 
 def _roots(address: str, token: Token) -> bytes:
-    """Return the CA's certificate if it matches the token's pin."""
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE  # the pin is checked instead
@@ -111,7 +108,6 @@ def _received(
 def _exchange(
     address: str, path: str, context: ssl.SSLContext, server: str | None = None, body: bytes = b""
 ) -> bytes:
-    """Return the body of the CA's answer. Raises JoinRefused, with the CA's own text if there is one."""
     host, port = addresses.split(address)
     try:
         with (

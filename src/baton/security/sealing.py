@@ -1,8 +1,6 @@
-"""Encrypt bulk data between two processes that agreed on keys over a TLS connection.
+"""Encrypt bulk data between two processes that agreed on keys over a TLS connection, with AES-256-GCM.
 
-Python's TLS encrypts 16 KiB per call, which is too slow for KV (docs/decisions/0061). AES-256-GCM in
-`cryptography` takes pieces of any size. Each direction of a connection has its own key, and the nonce is the
-piece's number, so decryption fails if pieces are missing, duplicated, reordered or modified.
+Each direction has its own key, and the nonce is the piece's number (docs/decisions/0061).
 """
 
 from __future__ import annotations

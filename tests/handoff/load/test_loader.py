@@ -1,10 +1,7 @@
 """A rank's loads, over a mock transport with faults and over real ones."""
 
-from __future__ import annotations
-
 import contextlib
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,28 +10,23 @@ from baton.handoff import transports
 from baton.handoff.groups import Part
 from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import seal
-from baton.handoff.reports import ShardLoad
 from baton.handoff.transports.shm import offer_of
 from harness.support import PATIENCE
 from tests.handoff.caches import (
     TRANSPORTS,
-    Pair,
     make_cache,
     random_blocks,
     records,
+    released,
     source,
     tensors,
 )
 from tests.handoff.load.conftest import CACHE_BLOCKS
 from tests.handoff.mock import Mock
 
-Eventually = Callable[[Callable[[], bool]], None]
-
 
 @pytest.mark.parametrize("first", [0, 1, 9])
-def test_a_load_brings_the_missing_blocks_and_releases_the_source(
-    pair: Pair, first: int, eventually: Eventually
-) -> None:
+def test_a_load_brings_the_missing_blocks_and_releases_the_source(pair, first, eventually):
     blocks, into = random_blocks(CACHE_BLOCKS, 10, 1), random_blocks(CACHE_BLOCKS, 10 - first, 3)
     manifest = pair.source.save("r", 310, blocks)
     before = pair.landed(tuple(set(range(CACHE_BLOCKS)) - set(into)))
@@ -52,7 +44,7 @@ def test_a_load_brings_the_missing_blocks_and_releases_the_source(
 
 
 @pytest.mark.parametrize("wire_dtype", ["fp8_e4m3", "int8"])
-def test_a_quantised_load_is_close_to_the_saved_kv(pair: Pair) -> None:
+def test_a_quantised_load_is_close_to_the_saved_kv(pair):
     blocks, into = random_blocks(CACHE_BLOCKS, 10, 1), random_blocks(CACHE_BLOCKS, 10, 3)
     manifest = pair.source.save("r", 310, blocks)
     kv_bytes = sum(layer.block_bytes for layer in pair.source.cache.layers)
@@ -77,9 +69,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("faults", "name", "text"), FAULTS)
-def test_a_faulty_transport_is_noticed_by_name(
-    pair: Pair, mock: Mock, faults: dict[str, int], name: str, text: str, eventually: Eventually
-) -> None:
+def test_a_faulty_transport_is_noticed_by_name(pair, mock, faults, name, text, eventually):
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     for key, value in faults.items():
         setattr(mock.faults, key, value)
@@ -88,7 +78,7 @@ def test_a_faulty_transport_is_noticed_by_name(
     eventually(lambda: pair.source.staging.held() == (0, 0))  # released
 
 
-def test_another_requests_manifest_is_refused_and_not_released(pair: Pair, mock: Mock) -> None:
+def test_another_requests_manifest_is_refused_and_not_released(pair, mock):
     manifest = pair.source.save("victim", 310, random_blocks(CACHE_BLOCKS, 10))
     for request_id, epoch, name in [("r", 1, "WrongRequest"), ("victim", 2, "StaleEpoch")]:
         pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10)), request_id=request_id, epoch=epoch)
@@ -98,9 +88,7 @@ def test_another_requests_manifest_is_refused_and_not_released(pair: Pair, mock:
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
-def test_a_stuck_pull_ends_in_time_and_is_reported_once(
-    pair: Pair, mock: Mock, how: str, eventually: Eventually
-) -> None:
+def test_a_stuck_pull_ends_in_time_and_is_reported_once(pair, mock, how, eventually):
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     mock.faults.delay_s = 60
     pair.loader._pull_timeout_s = 60 if how == "cancel" else 0.05
@@ -116,7 +104,7 @@ def test_a_stuck_pull_ends_in_time_and_is_reported_once(
     assert pair.loader.take_finished() == []
 
 
-def test_a_silent_source_does_not_block_pulls_from_others(pair: Pair, mock: Mock) -> None:
+def test_a_silent_source_does_not_block_pulls_from_others(pair, mock):
     """Pulls from other sources overtake; those from the same source wait."""
     with contextlib.closing(source(make_cache(CACHE_BLOCKS, 1))) as other:
         Mock.sources[other.service.address] = other.staging
@@ -130,7 +118,7 @@ def test_a_silent_source_does_not_block_pulls_from_others(pair: Pair, mock: Mock
             manifest.worker_id = "other"
             seal(manifest)
             pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10)), request_id=f"r{number}")
-        done: list[ShardLoad] = []
+        done = []
         while len(done) < 4:
             done += pair.loader.take_finished()
             assert time.monotonic() < began + 4  # silent pulls have a deadline of 5 s
@@ -140,14 +128,14 @@ def test_a_silent_source_does_not_block_pulls_from_others(pair: Pair, mock: Mock
         assert len([pull for pull in mock.pulls if pull.request_id.startswith("silent")]) == 2
 
 
-def test_an_unexpected_failure_is_reported_too(pair: Pair, mock: Mock) -> None:
+def test_an_unexpected_failure_is_reported_too(pair, mock):
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
-    mock.faults.delay_s = "long"  # type: ignore[assignment]
+    mock.faults.delay_s = "long"
     pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10)))
     pair.fails("TransportFailed", "TypeError")
 
 
-def test_a_manifest_of_another_number_of_tokens_is_refused(pair: Pair, mock: Mock) -> None:
+def test_a_manifest_of_another_number_of_tokens_is_refused(pair, mock):
     """It is refused even if the number of blocks is equal."""
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     parts = (Part(0, 0, random_blocks(CACHE_BLOCKS, 10)),)
@@ -157,20 +145,20 @@ def test_a_manifest_of_another_number_of_tokens_is_refused(pair: Pair, mock: Moc
     assert mock.pulls == []
 
 
-def test_a_mangled_manifest_releases_nothing(pair: Pair) -> None:
+def test_a_mangled_manifest_releases_nothing(pair):
     """It may name another request's save."""
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     manifest.num_tokens = 311
     pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10)))
     pair.fails("MalformedManifest")
-    pair.client.release(pair.source.save("behind it", 310, random_blocks(CACHE_BLOCKS, 10)))
+    released(pair.client, pair.source.save("behind it", 310, random_blocks(CACHE_BLOCKS, 10)))
     assert pair.source.staging.held()[0] == 1
 
 
 @pytest.mark.parametrize("transport", ["mock", *TRANSPORTS])
 @pytest.mark.parametrize("offered", [transports.possible()])
 @pytest.mark.parametrize("first", [0, 3])
-def test_a_save_of_several_runs_is_loaded(pair: Pair, transport: str, first: int, offered: list[str]) -> None:
+def test_a_save_of_several_runs_is_loaded(pair, transport, first, offered):
     if transport != "mock":
         pair.loader.transports[:] = transports.create([transport])
     staging = pair.source.staging
@@ -187,7 +175,7 @@ def test_a_save_of_several_runs_is_loaded(pair: Pair, transport: str, first: int
     pair.loader.transports[0].close()
 
 
-def test_more_blocks_than_the_source_has_are_refused(pair: Pair) -> None:
+def test_more_blocks_than_the_source_has_are_refused(pair):
     manifest = pair.source.save("r", 60, [1, 2])
     pair.load(manifest, Part(0, 1, (1, 2)))
     pair.fails("MalformedManifest")

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -12,7 +9,7 @@ from hypothesis import strategies as st
 
 from baton.handoff.errors import HandoffError, StagingFull
 from baton.handoff.memory import segments
-from baton.handoff.memory.arena import Arena, StagingSlots
+from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.segments import PAGE
 from baton.handoff.memory.views import HEADER_BYTES
 
@@ -21,7 +18,7 @@ RECORD = 1000  # bytes; 512 records end with a page
 
 
 @contextlib.contextmanager
-def arena(slots: int, *, record_bytes: int = RECORD, step_bytes: int = 16 * KIB) -> Iterator[Arena]:
+def arena(slots, *, record_bytes=RECORD, step_bytes=16 * KIB):
     headers = -(-slots * HEADER_BYTES // PAGE) * PAGE
     made = Arena(headers + slots * record_bytes, record_bytes, step_bytes)
     assert made.slots == slots
@@ -31,16 +28,16 @@ def arena(slots: int, *, record_bytes: int = RECORD, step_bytes: int = 16 * KIB)
         made.close()
 
 
-def slots_of(place: StagingSlots) -> list[int]:
+def slots_of(place):
     return [slot for first, count in place.runs for slot in range(first, first + count)]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 9)), max_size=40), st.sampled_from([1000, 4096]))
-def test_all_free_slots_can_be_allocated_after_any_history(steps: list[tuple[int, int]], record: int) -> None:
+def test_all_free_slots_can_be_allocated_after_any_history(steps, record):
     """Each step allocates a number of slots, and frees the allocation with an index, if it exists."""
     with arena(200, record_bytes=record) as made:
-        held: list[StagingSlots] = []
+        held = []
         free = 200
         for count, give in steps:
             assert made.free_slots == free
@@ -67,7 +64,7 @@ def test_all_free_slots_can_be_allocated_after_any_history(steps: list[tuple[int
         ]  # grown together
 
 
-def test_one_save_can_be_as_large_as_the_bound() -> None:
+def test_one_save_can_be_as_large_as_the_bound():
     with arena(64, record_bytes=4096) as made:
         place = made.allocate(64)
         view = place.view()
@@ -78,7 +75,7 @@ def test_one_save_can_be_as_large_as_the_bound() -> None:
         assert np.array_equal(records[:, 0], np.arange(64))
 
 
-def test_an_allocation_uses_the_longest_runs() -> None:
+def test_an_allocation_uses_the_longest_runs():
     with arena(40, record_bytes=4096, step_bytes=MANY) as made:
         places = [made.allocate(count) for count in (4, 1, 2, 1, 6, 1, 3, 22)]
         for place in places[::2]:
@@ -91,14 +88,14 @@ def test_an_allocation_uses_the_longest_runs() -> None:
 MANY = 1 << 20
 
 
-def test_no_run_crosses_a_step() -> None:
+def test_no_run_crosses_a_step():
     """Memory is pinned in steps, and no copy may span two of them."""
     with arena(40, record_bytes=4096, step_bytes=16 * 4096) as made:
         assert made.allocate(40).runs == ((0, 16), (16, 16), (32, 8))
 
 
 @pytest.mark.parametrize(("size", "grown"), [(0, 16), (16 * 4096, 16), (17 * 4096, 32), (1 << 30, 40)])
-def test_begin_faults_in_at_least_this_much(size: int, grown: int) -> None:
+def test_begin_faults_in_at_least_this_much(size, grown):
     with arena(40, record_bytes=4096, step_bytes=16 * 4096) as made:
         made.begin(size)
         assert made.grown == grown
@@ -107,8 +104,8 @@ def test_begin_faults_in_at_least_this_much(size: int, grown: int) -> None:
 
 
 @pytest.mark.parametrize("record", [264, 1000, 4096, 88_064, 501_120])
-def test_steps_are_contiguous_whole_pages(record: int) -> None:
-    pinned: list[tuple[int, int]] = []
+def test_steps_are_contiguous_whole_pages(record):
+    pinned = []
     made = Arena(
         4 << 20, record, 1 << 20, pin=lambda memory: pinned.append((memory.ctypes.data, memory.size))
     )
@@ -121,7 +118,7 @@ def test_steps_are_contiguous_whole_pages(record: int) -> None:
         made.close()
 
 
-def test_the_bound_is_kept_and_the_error_says_what_to_do() -> None:
+def test_the_bound_is_kept_and_the_error_says_what_to_do():
     with arena(32, record_bytes=4096) as made:
         for _ in range(2):
             made.allocate(16)
@@ -131,20 +128,20 @@ def test_the_bound_is_kept_and_the_error_says_what_to_do() -> None:
             made.allocate(1)
 
 
-def test_a_bound_below_one_block_is_an_error_that_names_its_key() -> None:
+def test_a_bound_below_one_block_is_an_error_that_names_its_key():
     with pytest.raises(HandoffError, match=r"handoff\.staging_mib is 1, but the KV of one block takes 2 MiB"):
         Arena(1 << 20, 2 << 20)
 
 
-def test_it_grows_ahead_of_need(eventually: Callable[[Callable[[], bool]], None]) -> None:
+def test_it_grows_ahead_of_need(eventually):
     with arena(32, record_bytes=4096, step_bytes=8 * 4096) as made:
         eventually(lambda: made.grown == 8)
         made.allocate(5)
         eventually(lambda: made.grown == 16)
 
 
-def test_a_full_dev_shm_is_staging_full() -> None:
-    def create(size: int, present: int) -> segments.Segment:
+def test_a_full_dev_shm_is_staging_full():
+    def create(size, present):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     made = Arena(128 * KIB, 4096, create=create)
@@ -153,10 +150,10 @@ def test_a_full_dev_shm_is_staging_full() -> None:
     made.close()
 
 
-def test_a_full_dev_shm_stops_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_dev_shm_stops_growth(monkeypatch):
     grow = segments.Segment.grow
 
-    def until_full(self: segments.Segment, start: int, stop: int) -> None:
+    def until_full(self, start, stop):
         if stop > 16 * 4096:
             raise OSError(errno.ENOSPC, "No space left on device")
         grow(self, start, stop)

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +11,7 @@ ORDERS = [[3], [1, 2, 3, 4], [9, 8, 7], [5, 6, 11, 12, 13, 2], list(range(1, BLO
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_blocks_are_gathered_and_scattered(order: Sequence[int]) -> None:
+def test_blocks_are_gathered_and_scattered(order):
     left, right = make_cache(BLOCKS, 1), make_cache(BLOCKS, 2)
     before = records(right, range(BLOCKS))
     sent = records(left, order)
@@ -28,7 +24,7 @@ def test_blocks_are_gathered_and_scattered(order: Sequence[int]) -> None:
     assert np.array_equal(after[untouched], before[untouched])
 
 
-def test_the_null_block_is_never_written() -> None:
+def test_the_null_block_is_never_written():
     cache = make_cache(BLOCKS, 1)
     before = records(cache, [0])
     sent = np.full((4, cache.record_bytes), 0xAB, np.uint8)
@@ -37,7 +33,7 @@ def test_the_null_block_is_never_written() -> None:
     assert (records(cache, [1, 2]) == 0xAB).all()
 
 
-def test_a_record_is_each_layers_bytes_of_the_block_in_order() -> None:
+def test_a_record_is_each_layers_bytes_of_the_block_in_order():
     given = tensors(BLOCKS)
     cache = block_cache(given, BLOCKS)
     sizes = [tensor[0].numel() * tensor.element_size() for tensor in given.values()]
@@ -46,20 +42,16 @@ def test_a_record_is_each_layers_bytes_of_the_block_in_order() -> None:
     ordinary = given["model.layers.0.attn"][5].contiguous().view(torch.uint8).numpy().reshape(-1)
     assert np.array_equal(record[: sizes[0]], ordinary)
     assert cache.layers[1].block_shape == (2, 32, 128)
-    assert cache.layers[1].block_strides == (
-        128,
-        256,
-        1,
-    )  # tokens first: the hash must differ
+    assert cache.layers[1].block_strides == (128, 256, 1)  # tokens first: the hash must differ
     assert cache.layers[3].dtype == "float32"
 
 
-def test_a_tensor_that_layers_share_counts_once() -> None:
+def test_a_tensor_that_layers_share_counts_once():
     tensor = torch.zeros(BLOCKS, 2, 32, 64)
     assert len(block_cache({"a": tensor, "b": tensor}, BLOCKS).layers) == 1
 
 
-def test_blocks_cut_into_pieces_by_a_kernel_are_whole_again() -> None:
+def test_blocks_cut_into_pieces_by_a_kernel_are_whole_again():
     tensor = torch.arange(8 * 6).reshape(8, 2, 3)
     cache = block_cache({"a": tensor}, 4)
     assert cache.layers[0].block_shape == (2, 2, 3)
@@ -75,12 +67,12 @@ def test_blocks_cut_into_pieces_by_a_kernel_are_whole_again() -> None:
         (torch.zeros(BLOCKS, 3, dtype=torch.bfloat16), "multiples of 8 bytes"),
     ],
 )
-def test_other_layouts_are_refused_by_name(tensor: torch.Tensor, text: str) -> None:
+def test_other_layouts_are_refused_by_name(tensor, text):
     with pytest.raises(UnsupportedCache, match=text):
         block_cache({"layer.7": tensor}, BLOCKS)
 
 
-def test_rows_are_heads_in_any_layout() -> None:
+def test_rows_are_heads_in_any_layout():
     """Quantised records of heads-first and tokens-first caches have the same rows, in memory order."""
     heads_first = torch.randn(BLOCKS, 4, 32, 2 * 64)
     tokens_first = heads_first.transpose(1, 2).contiguous().transpose(1, 2)
@@ -94,7 +86,7 @@ def test_rows_are_heads_in_any_layout() -> None:
     assert np.array_equal(left.reshape(4, 32, 2, 64).swapaxes(0, 1).reshape(right.shape), right)
 
 
-def test_layers_of_bytes_stay_as_they_are() -> None:
+def test_layers_of_bytes_stay_as_they_are():
     given = {"fp8": torch.zeros(BLOCKS, 32, 656, dtype=torch.uint8), "wide": torch.zeros(BLOCKS, 2, 32, 64)}
     layers = block_cache(given, BLOCKS, "fp8_e4m3", {"fp8": 576, "wide": 32}).layers
     sizes = [layer.part_bytes(1, "fp8_e4m3") for layer in layers]
@@ -102,7 +94,7 @@ def test_layers_of_bytes_stay_as_they_are() -> None:
     assert [layer.block_bytes for layer in layers] == [32 * 656, 2 * 32 * 64 * 4]
 
 
-def test_heads_that_do_not_lie_side_by_side_are_refused() -> None:
+def test_heads_that_do_not_lie_side_by_side_are_refused():
     with pytest.raises(
         UnsupportedCache, match=r"8 elements are side by side.* Leave --kv-wire-dtype at auto"
     ):
@@ -111,7 +103,7 @@ def test_heads_that_do_not_lie_side_by_side_are_refused() -> None:
         block_cache({"x": torch.zeros(BLOCKS, 4, 16, dtype=torch.int32)}, BLOCKS, "int8", {"x": 16})
 
 
-def test_groups_share_memory() -> None:
+def test_groups_share_memory():
     """All records have one size: smaller ones are padded with zeros, which are discarded."""
     left, right = mixed_cache(BLOCKS, 1), mixed_cache(BLOCKS, 2)
     assert [(layer.name, layer.group) for layer in left.layers] == [
@@ -133,7 +125,7 @@ def test_groups_share_memory() -> None:
     assert np.array_equal(records(right, [5], 2), state)
 
 
-def test_a_layer_of_no_group_reads_anothers_kv_or_is_refused() -> None:
+def test_a_layer_of_no_group_reads_anothers_kv_or_is_refused():
     own, lost = torch.zeros(BLOCKS, 4, 16), torch.zeros(BLOCKS, 4, 16)
     groups = [["a"], ["b"]]
     assert len(block_cache({"a": own, "b": own, "reads-a": own}, BLOCKS, groups=groups).layers) == 2

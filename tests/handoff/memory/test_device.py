@@ -1,12 +1,8 @@
 """The cache for accelerators, on a GPU if there is one: the order of work, and chunks."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,7 @@ from baton.handoff.memory import device as device_cache
 from baton.handoff.memory import segments, streams
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.blocks import block_cache
-from baton.handoff.memory.cache import BlockCache, HostBlockCache
+from baton.handoff.memory.cache import HostBlockCache
 from baton.handoff.memory.device import DeviceBlockCache
 from baton.handoff.records import Bytes
 from baton.handoff.save.saver import SaveJob, Saver
@@ -30,12 +26,9 @@ from tests.handoff.caches import MIB, ROW_WIDTHS, make_cache, random_blocks, rec
 
 BLOCKS = 29
 GPU = torch.cuda.is_available()
-Eventually = Callable[[Callable[[], bool]], None]
 
 
-def on_device(
-    seed: int, wire: str = "auto", device: streams.Device | None = None, chunk: int = 3
-) -> DeviceBlockCache:
+def on_device(seed, wire="auto", device=None, chunk=3):
     """Like `make_cache`, but on the GPU, or a stand-in for it."""
     where = "cuda" if GPU and device is None else "cpu"
     host = make_cache(BLOCKS, seed, wire)
@@ -48,7 +41,7 @@ def on_device(
     return DeviceBlockCache(host.layers, (table,), device=device, save_bytes=size, load_bytes=size)
 
 
-def land(cache: BlockCache, sent: Bytes, own: digests.Digests, ids: tuple[int, ...], step: int = 4) -> None:
+def land(cache, sent, own, ids, step=4):
     landing = cache.landing("KV of a test", 77, cache.mark())
     saved = digests.seeded(own, 77, 0)
     try:
@@ -63,7 +56,7 @@ def land(cache: BlockCache, sent: Bytes, own: digests.Digests, ids: tuple[int, .
 
 @pytest.mark.parametrize("count", [1, 3, 4, 28])
 @pytest.mark.parametrize("wire", WIRE_DTYPES)
-def test_it_gathers_and_loads_as_a_host_cache_does(wire: str, count: int) -> None:
+def test_it_gathers_and_loads_as_a_host_cache_does(wire, count):
     ids, into = random_blocks(BLOCKS, count, 1), random_blocks(BLOCKS, count, 3)
     host, device = make_cache(BLOCKS, 1, wire), on_device(1, wire)
     expected, got = (np.full((count, host.record_bytes), 0xA5, np.uint8) for _ in range(2))
@@ -79,7 +72,7 @@ def test_it_gathers_and_loads_as_a_host_cache_does(wire: str, count: int) -> Non
         cache.close()
 
 
-def test_the_null_block_is_never_written() -> None:
+def test_the_null_block_is_never_written():
     cache = on_device(1)
     before = records(cache, [0])
     sent = np.full((4, cache.record_bytes), 0xAB, np.uint8)
@@ -92,7 +85,7 @@ def test_the_null_block_is_never_written() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 5, 9])
-def test_broken_bytes_fail_the_load_and_the_lane_serves_the_next(bad: int) -> None:
+def test_broken_bytes_fail_the_load_and_the_lane_serves_the_next(bad):
     source, cache = on_device(1), on_device(2)
     ids = random_blocks(BLOCKS, 10)
     sent = np.empty((10, cache.record_bytes), np.uint8)
@@ -114,9 +107,9 @@ def test_broken_bytes_fail_the_load_and_the_lane_serves_the_next(bad: int) -> No
 class Done:
     """A mark: for each queue, how much of its work is done when the mark is reached."""
 
-    reached: dict[Recorder, int] = field(repr=False)
+    reached: dict = field(repr=False)
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         pass
 
 
@@ -124,48 +117,48 @@ class Done:
 class Recorder(streams.Queue):
     """A queue that records what its work waits for."""
 
-    log: list[tuple[Recorder, dict[Recorder, int]]] = field(repr=False)
-    in_use: list[Recorder] = field(default_factory=list, repr=False)  # queues in use on the device
-    waited: dict[Recorder, int] = field(default_factory=dict, repr=False)
+    log: list = field(repr=False)
+    in_use: list = field(default_factory=list, repr=False)  # queues in use on the device
+    waited: dict = field(default_factory=dict, repr=False)
     position: int = 0
 
     @contextmanager
-    def _use(self) -> Iterator[None]:
+    def _use(self):
         self.position += 1
         self.log.append((self, dict(self.waited)))
         self.in_use.append(self)
         yield
         self.in_use.pop()
 
-    def use(self) -> AbstractContextManager[Any]:
+    def use(self):
         return self._use()
 
-    def after(self, mark: streams.Mark) -> None:
+    def after(self, mark):
         assert isinstance(mark, Done)
         for queue, position in mark.reached.items():
             self.waited[queue] = max(position, self.waited.get(queue, 0))
 
-    def mark(self) -> streams.Mark:
+    def mark(self):
         return Done({**self.waited, self: self.position})
 
 
 class Recording(streams.Device):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.log: list[tuple[Recorder, dict[Recorder, int]]] = []
-        self.queues: list[Recorder] = []
-        self.in_use: list[Recorder] = []
+        self.log = []
+        self.queues = []
+        self.in_use = []
         self.engine = Recorder(self.log, self.in_use)
 
-    def queue(self) -> streams.Queue:
+    def queue(self):
         self.queues.append(Recorder(self.log, self.in_use))
         return self.queues[-1]
 
-    def current(self) -> streams.Queue:
+    def current(self):
         return self.engine
 
 
-def test_a_pack_waits_for_the_step_and_its_slot_and_the_engine_waits_for_packs_only() -> None:
+def test_a_pack_waits_for_the_step_and_its_slot_and_the_engine_waits_for_packs_only():
     device = Recording()
     cache = on_device(1, device=device, chunk=1)
     packing, copying = device.queues[:2]
@@ -195,7 +188,7 @@ def test_a_pack_waits_for_the_step_and_its_slot_and_the_engine_waits_for_packs_o
     cache.close()
 
 
-def test_a_fill_on_another_thread_waits_for_its_mark_and_the_engine_does_not_wait() -> None:
+def test_a_fill_on_another_thread_waits_for_its_mark_and_the_engine_does_not_wait():
     device = Recording()
     cache = on_device(1, device=device, chunk=1)
     packing, copying = device.queues[:2]
@@ -217,7 +210,7 @@ def test_a_fill_on_another_thread_waits_for_its_mark_and_the_engine_does_not_wai
     staging.close()
 
 
-def test_a_load_waits_for_what_the_engine_had_queued() -> None:
+def test_a_load_waits_for_what_the_engine_had_queued():
     device = Recording()
     cache = on_device(1, device=device)
     sent = np.empty((4, cache.record_bytes), np.uint8)
@@ -231,12 +224,12 @@ def test_a_load_waits_for_what_the_engine_had_queued() -> None:
     cache.close()
 
 
-def test_a_load_leaves_no_memory_in_the_engines_pool() -> None:
+def test_a_load_leaves_no_memory_in_the_engines_pool():
     device = Recording()
-    used: list[bool] = []
+    used = []
 
     class Rooms(DeviceBlockCache):
-        def room(self, records: int, record_bytes: int) -> torch.Tensor:
+        def room(self, records, record_bytes):
             used.append(bool(device.in_use) and device.in_use[-1] is not device.engine)
             return super().room(records, record_bytes)
 
@@ -247,7 +240,7 @@ def test_a_load_leaves_no_memory_in_the_engines_pool() -> None:
     assert all(used), "memory that is not made in a queue of its own may still be the engine's"
 
 
-def test_pinned_records_are_copied_from_where_they_lie() -> None:
+def test_pinned_records_are_copied_from_where_they_lie():
     device = Recording()
     cache = on_device(1, device=device, chunk=2)
     segment = segments.create(MIB)
@@ -258,7 +251,7 @@ def test_pinned_records_are_copied_from_where_they_lie() -> None:
     lanes = [cache._lanes[size].get() for _ in range(device_cache._LANES)]
     cache.give_back(lanes[0])
 
-    def copied_by_a_thread(ids: tuple[int, ...]) -> bool:
+    def copied_by_a_thread(ids):
         landing = cache.landing("KV of a test", 77)
         landing.take(Part(0, 0, ids), other[: count * size].reshape(count, size), saved)
         landing.finish()
@@ -276,7 +269,7 @@ def test_pinned_records_are_copied_from_where_they_lie() -> None:
     segment.close()
 
 
-def test_parts_of_pinned_memory() -> None:
+def test_parts_of_pinned_memory():
     pins = streams.Pins()
     for start, stop in ((300, 400), (100, 200), (200, 300)):
         pins.add(start, stop)
@@ -294,20 +287,20 @@ def test_parts_of_pinned_memory() -> None:
 class Gate(streams.Device):
     """A device whose copies arrive when a test lets them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.arrived = threading.Semaphore(1)  # the kernels' first run
         self.broken = False
 
-    def queue(self) -> streams.Queue:
+    def queue(self):
         return _Gated(self)
 
 
 class _Gated(streams.Queue):
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate):
         self._gate = gate
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         assert self._gate.arrived.acquire(timeout=10)
         if self._gate.broken:
             raise RuntimeError("the device is gone")
@@ -322,13 +315,13 @@ class Under:
     staging: Staging
     expected: Bytes
 
-    def waiting(self, count: int) -> bool:
+    def waiting(self, count):
         with self.staging.opened("r", 1) as entry:
             return entry.view.whole == count
 
 
 @pytest.fixture
-def under() -> Iterator[Under]:
+def under():
     gate = Gate()
     cache = on_device(1, device=gate, chunk=3)
     staging = Staging(Arena(2 * MIB, cache.record_bytes), lease_s=30)
@@ -342,18 +335,18 @@ def under() -> Iterator[Under]:
     staging.close()
 
 
-def test_a_chunk_can_be_read_while_the_next_is_on_its_way(under: Under, eventually: Eventually) -> None:
+def test_a_chunk_can_be_read_while_the_next_is_on_its_way(under, eventually):
     with under.staging.opened("r", 1) as entry:
         assert entry.view.whole == 0
         for whole in (3, 6, 8):
             under.gate.arrived.release()
-            eventually(lambda whole=whole: entry.view.whole == whole)  # type: ignore[misc]
+            eventually(lambda whole=whole: entry.view.whole == whole)
             assert np.array_equal(entry.view.records(0, whole), under.expected[:whole])
         own = digests.of_records(under.expected, digests.seed("r", 1), 0)
         assert np.array_equal(entry.view.digests(0, 8), own)
 
 
-def test_a_device_error_fails_the_records(under: Under) -> None:
+def test_a_device_error_fails_the_records(under):
     under.gate.arrived.release()
     with under.staging.opened("r", 1) as entry:
         entry.view.wait(0, 3, "KV", lambda: None)
@@ -363,7 +356,7 @@ def test_a_device_error_fails_the_records(under: Under) -> None:
             entry.view.wait(3, 4, "KV of r", lambda: None)
 
 
-def test_memory_that_is_being_written_is_not_used_again(under: Under, eventually: Eventually) -> None:
+def test_memory_that_is_being_written_is_not_used_again(under, eventually):
     free = under.staging.free_blocks
     under.staging.release("r", 1)
     assert under.staging.free_blocks == free
@@ -371,7 +364,7 @@ def test_memory_that_is_being_written_is_not_used_again(under: Under, eventually
     eventually(lambda: under.staging.free_blocks == free + 8 == under.staging.capacity)
 
 
-def test_a_save_may_consist_of_several_runs() -> None:
+def test_a_save_may_consist_of_several_runs():
     cache = on_device(1, chunk=3)
     staging = Staging(Arena(2 * MIB, cache.record_bytes), lease_s=30)
     saver = Saver(cache, staging, [], rank=0, address="nowhere:0", chunk_bytes=MIB)
@@ -394,7 +387,7 @@ def test_a_save_may_consist_of_several_runs() -> None:
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
-def test_a_cache_on_a_gpu_is_a_device_cache() -> None:
+def test_a_cache_on_a_gpu_is_a_device_cache():
     cache = block_cache({name: one.cuda() for name, one in tensors(BLOCKS).items()}, BLOCKS)
     assert isinstance(cache, DeviceBlockCache)
     assert not isinstance(cache, HostBlockCache)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
@@ -7,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from baton.handoff.memory import segments
 from baton.handoff.memory.streams import Device
 
 
-def test_an_attachment_reads_the_owners_memory() -> None:
+def test_an_attachment_reads_the_owners_memory():
     segment = segments.create(10_000)
     segment.data[:] = np.arange(10_000) % 251
     other = segments.attach(segment.name).data
@@ -28,24 +25,24 @@ def test_an_attachment_reads_the_owners_memory() -> None:
 
 
 @pytest.mark.parametrize("name", ["../etc/passwd", "baton-kv-1-zz", "", "baton-kv-1-0123456789ab/../x"])
-def test_invalid_names_are_refused(name: str) -> None:
+def test_invalid_names_are_refused(name):
     with pytest.raises(ValueError, match="not the name of a segment"):
         segments.attach(name)
 
 
-def test_a_segment_that_is_gone_cannot_be_attached() -> None:
+def test_a_segment_that_is_gone_cannot_be_attached():
     segment = segments.create(4096)
     segment.close()
     with pytest.raises(FileNotFoundError):
         segments.attach(segment.name)
 
 
-def test_too_little_shared_memory_is_an_error_not_a_crash() -> None:
+def test_too_little_shared_memory_is_an_error_not_a_crash():
     with pytest.raises(OSError, match=r"No space|too large|Cannot allocate|Invalid"):
         segments.create(1 << 50)
 
 
-def test_memory_is_used_only_where_grown() -> None:
+def test_memory_is_used_only_where_grown():
     size = 64 << 20
     segment = segments.create(size, present=4096)
     path = segments.DIRECTORY / segment.name
@@ -58,7 +55,7 @@ def test_memory_is_used_only_where_grown() -> None:
     segment.close()
 
 
-def test_only_dead_owners_segments_are_stale(own_folder: Path) -> None:
+def test_only_dead_owners_segments_are_stale(own_folder):
     mine = segments.create(4096)
     program = (
         "import pathlib, sys\nfrom baton.handoff.memory import segments\n"
@@ -69,7 +66,6 @@ def test_only_dead_owners_segments_are_stale(own_folder: Path) -> None:
         [sys.executable, "-c", program, own_folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert child.stdout is not None
         theirs = child.stdout.readline().strip()
         segments.remove_stale()
         assert segments.exists(theirs)
@@ -86,7 +82,7 @@ def test_only_dead_owners_segments_are_stale(own_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a folder", "a link", "a socket"])
-def test_other_files_are_left_alone(what: str, tmp_path: Path) -> None:
+def test_other_files_are_left_alone(what, tmp_path):
     """All users can write to the folder, so nothing in it may fail or delay a start."""
     name = f"baton-kv-{os.getpid()}-{secrets.token_hex(6)}"
     path = segments.DIRECTORY / name
@@ -107,7 +103,7 @@ def test_other_files_are_left_alone(what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_users_stale_segment_is_left_alone(own_folder: Path) -> None:
+def test_another_users_stale_segment_is_left_alone(own_folder):
     """It can be opened but not removed, because the folder, like /dev/shm, has the sticky bit."""
     program = (
         "import os, pathlib, sys; from baton.handoff.memory import segments\n"
@@ -123,14 +119,14 @@ def test_another_users_stale_segment_is_left_alone(own_folder: Path) -> None:
     assert path.exists()
 
 
-def test_a_reader_pins_grown_memory_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_pins_grown_memory_step_by_step(monkeypatch):
     monkeypatch.setattr(segments, "_PIN_BYTES", 2 << 20)
     segment = segments.create(8 << 20, 3 << 20)
     other = segments.attach(segment.name)
     device = Device()
     start = other.data.ctypes.data
 
-    def pinned(stop: int) -> bool:
+    def pinned(stop):
         return bool(device._pins.parts(start, start + stop))
 
     other.pin(device, 1 << 20)

@@ -1,7 +1,5 @@
 """Readers that wait for a save's records."""
 
-from __future__ import annotations
-
 import threading
 import time
 
@@ -15,7 +13,7 @@ SLOTS, RECORD_BYTES = 4, 64
 
 
 @pytest.fixture
-def view() -> SaveView:
+def view():
     """A save of four slots whose records have not arrived."""
     memory = np.zeros(bytes_for(SLOTS, RECORD_BYTES), np.uint8)
     made = SaveView(memory, records_at(SLOTS), RECORD_BYTES, [(0, SLOTS)])
@@ -23,23 +21,23 @@ def view() -> SaveView:
     return made
 
 
-def arrive(view: SaveView, *records: int) -> None:
+def arrive(view, *records):
     view.arrived(records[0], np.zeros(len(records), np.uint64))
 
 
-def test_a_wait_ends_with_the_records_that_are_there(view: SaveView) -> None:
+def test_a_wait_ends_with_the_records_that_are_there(view):
     arrive(view, 0, 1)
     assert view.wait(0, 4, "KV", lambda: None) == 2
 
 
-def test_the_polling_interval_depends_on_the_last_wait(view: SaveView) -> None:
-    looks: list[float] = []
+def test_the_polling_interval_depends_on_the_last_wait(view):
+    looks = []
 
-    def waited_s(record: int) -> float:
+    def waited_s(record):
         looks.clear()
         late = threading.Timer(0.05, arrive, (view, record))
 
-        def look() -> None:
+        def look():
             if not looks:
                 late.start()  # not earlier, because on a busy machine the wait may begin late
             looks.append(time.monotonic())
@@ -55,13 +53,13 @@ def test_the_polling_interval_depends_on_the_last_wait(view: SaveView) -> None:
     assert all(gap >= 0.002 for gap in np.diff(looks))
 
 
-def test_a_reader_waits_for_a_record_in_a_reused_slot(view: SaveView) -> None:
+def test_a_reader_waits_for_a_record_in_a_reused_slot(view):
     arrive(view, 0, 1, 2, 3)
     threading.Timer(0.01, lambda: (view.expect(4, 5), arrive(view, 4))).start()
     assert view.wait(4, 5, "KV", lambda: None) == 5
 
 
-def test_a_record_whose_slot_was_reused_is_an_error(view: SaveView) -> None:
+def test_a_record_whose_slot_was_reused_is_an_error(view):
     arrive(view, 0, 1, 2, 3)
     view.expect(4, 5)
     with pytest.raises(AlreadyTaken, match="KV: block 0 was taken before"):
@@ -69,7 +67,7 @@ def test_a_record_whose_slot_was_reused_is_an_error(view: SaveView) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 4])
-def test_a_failed_record_is_an_error(view: SaveView, first: int) -> None:
+def test_a_failed_record_is_an_error(view, first):
     view.fail()
     with pytest.raises(SaveFailed, match="KV: the source could not save it all"):
         view.wait(first, first + 1, "KV", lambda: None)

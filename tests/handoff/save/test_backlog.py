@@ -1,8 +1,5 @@
 """Windowed saves: records that wait in the engine's blocks, and when these are freed."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import numpy as np
@@ -12,40 +9,36 @@ from baton.handoff import windows
 from baton.handoff.errors import AlreadyTaken, HandoffError, MalformedManifest, UnknownHandoff
 from baton.handoff.groups import Part
 from baton.handoff.memory.cache import HostBlockCache
-from baton.handoff.records import Bytes
 from baton.handoff.save import backlog
 from baton.handoff.save.saver import SaveJob
-from baton.handoff.save.staging import Entry
-from tests.handoff.caches import MIB, Source, make_cache, random_blocks, records, source
+from tests.handoff.caches import MIB, make_cache, random_blocks, records, source
 
 BLOCKS, RECORDS, SLOTS = 41, 20, 8
 KEY = "r", 1
-Eventually = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture
-def saving() -> Iterator[Source]:
+def saving():
     with closing(source(make_cache(BLOCKS, 1), lease_s=30)) as made:
         yield made
 
 
-def begin(saving: Source, blocks: tuple[int, ...], name: str = "r", stop: int = RECORDS) -> Entry:
+def begin(saving, blocks, name="r", stop=RECORDS):
     """Order the save of a prompt's records up to `stop`."""
     parts = (Part(0, 0, blocks[:stop]),)
     saved = saving.saver.save(SaveJob(name, 1, parts, RECORDS, last=stop == RECORDS, slots=SLOTS))
-    assert saved is not None
     assert saved.problem is None, saved.problem
     return saving.staging._entries[name, 1]
 
 
-def go_on(saving: Source, blocks: tuple[int, ...], first: int) -> None:
+def go_on(saving, blocks, first):
     """Order the save of the prompt's records from `first` on."""
     assert (
         saving.saver.save(SaveJob(*KEY, (Part(0, first, blocks[first:]),), RECORDS, slots=SLOTS)) is not None
     )
 
 
-def pull(saving: Source, name: str = "r", first: int = 0) -> Bytes:
+def pull(saving, name="r", first=0):
     """Read and acknowledge records as a puller does; return those from `first` on."""
     found = []
     for chunk in saving.staging.read(name, 1, (first, RECORDS - first), MIB):
@@ -54,7 +47,7 @@ def pull(saving: Source, name: str = "r", first: int = 0) -> Bytes:
     return np.concatenate(found)
 
 
-def test_records_without_a_slot_wait_until_others_are_taken(saving: Source, eventually: Eventually) -> None:
+def test_records_without_a_slot_wait_until_others_are_taken(saving, eventually):
     free, blocks = saving.staging.free_blocks, random_blocks(BLOCKS, RECORDS, 1)
     entry = begin(saving, blocks)
     assert saving.staging.free_blocks == free - SLOTS
@@ -70,7 +63,7 @@ def test_records_without_a_slot_wait_until_others_are_taken(saving: Source, even
     assert saving.staging.free_blocks == free
 
 
-def test_each_step_adds_to_the_backlog(saving: Source, eventually: Eventually) -> None:
+def test_each_step_adds_to_the_backlog(saving, eventually):
     blocks = random_blocks(BLOCKS, RECORDS, 1)
     begin(saving, blocks, stop=12)
     go_on(saving, blocks, 12)
@@ -79,7 +72,7 @@ def test_each_step_adds_to_the_backlog(saving: Source, eventually: Eventually) -
     assert saving.saver.backlog.copied() == [KEY]
 
 
-def test_wrong_acknowledgements_are_refused(saving: Source, eventually: Eventually) -> None:
+def test_wrong_acknowledgements_are_refused(saving, eventually):
     entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     take = saving.staging.take
@@ -99,7 +92,7 @@ def test_wrong_acknowledgements_are_refused(saving: Source, eventually: Eventual
         take("whole", 1, 1)
 
 
-def test_slots_are_reused_after_the_last_reader(saving: Source, eventually: Eventually) -> None:
+def test_slots_are_reused_after_the_last_reader(saving, eventually):
     blocks = random_blocks(BLOCKS, RECORDS, 1)
     entry = begin(saving, blocks)
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
@@ -117,7 +110,7 @@ def test_slots_are_reused_after_the_last_reader(saving: Source, eventually: Even
     assert (entry.taken, entry.wanted) == (3, 4)
 
 
-def test_slots_do_not_wait_for_a_reader_that_has_released(saving: Source, eventually: Eventually) -> None:
+def test_slots_do_not_wait_for_a_reader_that_has_released(saving, eventually):
     """A pipeline's stage may need none of the last records."""
     entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
@@ -130,7 +123,7 @@ def test_slots_do_not_wait_for_a_reader_that_has_released(saving: Source, eventu
     assert saving.staging.held() == (0, 0)
 
 
-def test_taken_records_are_gone(saving: Source, eventually: Eventually) -> None:
+def test_taken_records_are_gone(saving, eventually):
     entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     (first, *_) = saving.staging.read(*KEY, (0, SLOTS), MIB)
@@ -144,7 +137,7 @@ def test_taken_records_are_gone(saving: Source, eventually: Eventually) -> None:
     assert entry.view.lends(ticket, SLOTS, SLOTS + 1)
 
 
-def test_a_preempted_prompt_is_saved_from_its_new_blocks(saving: Source, eventually: Eventually) -> None:
+def test_a_preempted_prompt_is_saved_from_its_new_blocks(saving, eventually):
     assert isinstance(saving.cache, HostBlockCache)
     blocks = random_blocks(BLOCKS, RECORDS, 1)
     expected = records(saving.cache, blocks)
@@ -158,7 +151,7 @@ def test_a_preempted_prompt_is_saved_from_its_new_blocks(saving: Source, eventua
     assert np.array_equal(pull(saving), expected)
 
 
-def test_a_preemption_after_the_prompts_end_ends_the_save(saving: Source, eventually: Eventually) -> None:
+def test_a_preemption_after_the_prompts_end_ends_the_save(saving, eventually):
     """Its last token may come from the previous step, so nothing recomputes its blocks."""
     begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     saving.saver.withhold([KEY])
@@ -167,9 +160,7 @@ def test_a_preemption_after_the_prompts_end_ends_the_save(saving: Source, eventu
     assert saving.saver.backlog.copied() == [KEY]
 
 
-def test_a_preemption_waits_for_the_running_copy(
-    saving: Source, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preemption_waits_for_the_running_copy(saving, eventually, monkeypatch):
     entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     stream = saving.saver.backlog._streams[KEY]
@@ -185,7 +176,7 @@ def test_a_preemption_waits_for_the_running_copy(
 
 
 @pytest.mark.parametrize("how", ["release", "lease"])
-def test_the_end_of_the_lease_frees_blocks_and_slots(how: str, eventually: Eventually) -> None:
+def test_the_end_of_the_lease_frees_blocks_and_slots(how, eventually):
     with closing(source(make_cache(BLOCKS, 1), lease_s=1.0 if how == "lease" else 30)) as saving:
         free = saving.staging.free_blocks
         told = []
@@ -198,17 +189,15 @@ def test_the_end_of_the_lease_frees_blocks_and_slots(how: str, eventually: Event
         eventually(lambda: saving.saver.backlog.copied() == [KEY])
         eventually(lambda: saving.staging.free_blocks == free)
         late = saving.saver.save(SaveJob(*KEY, (Part(0, 12, (1,) * 8),), RECORDS, slots=SLOTS))
-        assert late is not None
-        assert late.problem is not None
         assert late.problem.name == ("LeaseExpired" if how == "lease" else "UnknownHandoff")
 
 
-def test_requests_without_waiting_blocks_are_freed_at_once(saving: Source) -> None:
+def test_requests_without_waiting_blocks_are_freed_at_once(saving):
     saving.saver.backlog.leave([("nothing", 1)])
     assert saving.saver.backlog.copied() == [("nothing", 1)]
 
 
-def test_a_slow_puller_does_not_hold_up_another(saving: Source, eventually: Eventually) -> None:
+def test_a_slow_puller_does_not_hold_up_another(saving, eventually):
     begin(saving, random_blocks(BLOCKS, RECORDS, 1), "slow")
     blocks = random_blocks(BLOCKS, RECORDS, 3)
     begin(saving, blocks, "quick")
@@ -216,17 +205,15 @@ def test_a_slow_puller_does_not_hold_up_another(saving: Source, eventually: Even
     assert saving.staging._entries["slow", 1].taken == 0
 
 
-def test_copies_are_short_and_rotate(
-    saving: Source, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
-) -> None:
-    turns: list[tuple[int, int]] = []
+def test_copies_are_short_and_rotate(saving, monkeypatch, eventually):
+    turns = []
     original = saving.cache.fill
 
-    def fill(parts: tuple[Part, ...], *rest: object) -> None:
+    def fill(parts, *rest):
         turns.append((parts[0].block_ids[0], len(parts[0].block_ids)))
         if len(turns) == 1:
             begin(saving, tuple(range(21, 41)), "second")  # while the first is being copied
-        original(parts, *rest)  # type: ignore[arg-type]
+        original(parts, *rest)
 
     monkeypatch.setattr(saving.cache, "fill", fill)
     begin(saving, tuple(range(1, 21)), "first")
@@ -236,10 +223,8 @@ def test_copies_are_short_and_rotate(
     assert [block > 20 for block, _ in turns[1:5]] == [False, True, False, True]
 
 
-def test_a_copy_that_fails_ends_the_save(
-    saving: Source, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
-) -> None:
-    def gather(*_: object) -> None:
+def test_a_copy_that_fails_ends_the_save(saving, monkeypatch, eventually):
+    def gather(*_):
         raise RuntimeError("broken on demand")
 
     entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))

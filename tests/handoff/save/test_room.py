@@ -1,24 +1,22 @@
 """The admission of prompts while staging is nearly full."""
 
-from __future__ import annotations
-
 from baton.handoff.save.room import SaveRoom
 
 
 class Room(SaveRoom):
     """Gives each block a slot by default."""
 
-    def admits(self, request_id: str, blocks: int, slots: int | None = None) -> bool:
+    def admits(self, request_id, blocks, slots=None):
         return super().admits(request_id, blocks, blocks if slots is None else slots)
 
 
-def room(free: int, capacity: int = 10, wait_s: float = 60.0, cache_blocks: int = 100) -> Room:
+def room(free, capacity=10, wait_s=60.0, cache_blocks=100):
     made = Room(cache_blocks, wait_s)
     made.hear({0: (free, capacity)})
     return made
 
 
-def test_promised_room_counts_until_the_save() -> None:
+def test_promised_room_counts_until_the_save():
     made = room(free=10)
     assert made.admits("a", 6)
     assert not made.admits("b", 6)
@@ -30,7 +28,7 @@ def test_promised_room_counts_until_the_save() -> None:
     assert made.admits("b", 6)  # asked again after a preemption
 
 
-def test_admission_is_first_come_first_served() -> None:
+def test_admission_is_first_come_first_served():
     made = room(free=5)
     assert not made.admits("large", 8)
     assert not made.admits("small", 2)  # although it would fit
@@ -43,7 +41,7 @@ def test_admission_is_first_come_first_served() -> None:
     assert made.admits("small", 2)
 
 
-def test_the_rank_with_the_least_room_decides() -> None:
+def test_the_rank_with_the_least_room_decides():
     made = room(free=10)
     made.hear({1: (3, 10)})
     assert not made.admits("a", 4)
@@ -51,7 +49,7 @@ def test_the_rank_with_the_least_room_decides() -> None:
     assert made.admits("a", 4)
 
 
-def test_a_request_that_waited_too_long_is_reported_once_and_then_admitted() -> None:
+def test_a_request_that_waited_too_long_is_reported_once_and_then_admitted():
     made = room(free=0, wait_s=0.0)
     assert not made.admits("a", 4)
     assert made.take_overdue() == ["a"]
@@ -62,13 +60,13 @@ def test_a_request_that_waited_too_long_is_reported_once_and_then_admitted() -> 
     assert made.take_overdue() == []
 
 
-def test_saves_that_never_fit_do_not_wait() -> None:
+def test_saves_that_never_fit_do_not_wait():
     assert room(free=0, capacity=10).admits("a", 11)
     assert room(free=0, capacity=0).admits("a", 1)  # no shared memory at all
     assert Room(100).admits("a", 1)
 
 
-def test_room_allocated_early_counts_once() -> None:
+def test_room_allocated_early_counts_once():
     made = room(free=10)
     assert made.admits("a", 6)
     assert made.promised("a")
@@ -79,7 +77,7 @@ def test_room_allocated_early_counts_once() -> None:
     assert made.admits("a", 6)  # asked again after a preemption
 
 
-def test_large_saves_get_a_window() -> None:
+def test_large_saves_get_a_window():
     made = room(free=40, capacity=40)
     assert [made.slots(blocks) for blocks in (1, 20, 21, 40, 1000)] == [1, 20, 10, 10, 10]
     assert [room(free=2, capacity=2).slots(blocks) for blocks in (1, 2, 9)] == [1, 2, 2]
@@ -88,7 +86,7 @@ def test_large_saves_get_a_window() -> None:
     assert made.slots(1000) == 1000
 
 
-def test_only_the_window_must_fit() -> None:
+def test_only_the_window_must_fit():
     made = room(free=25, capacity=40, cache_blocks=600)
     for name in ("a", "b"):
         assert made.admits(name, 100, made.slots(100))
@@ -97,7 +95,7 @@ def test_only_the_window_must_fit() -> None:
     assert made.admits("c", 100, made.slots(100))
 
 
-def test_windows_leave_half_of_the_cache_to_others() -> None:
+def test_windows_leave_half_of_the_cache_to_others():
     made = room(free=40, capacity=40, cache_blocks=200)
     assert made.admits("a", 70, 10)
     assert not made.admits("b", 70, 10)

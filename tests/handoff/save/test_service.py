@@ -1,9 +1,6 @@
 """A rank's Handoff service: addresses, ports, and the limit of early pulls."""
 
-from __future__ import annotations
-
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -14,7 +11,7 @@ from baton.addresses import join, split
 from baton.handoff.channels import HandoffClient
 from baton.handoff.config import MIB
 from baton.handoff.errors import HandoffError
-from baton.handoff.frames import FAIL, PULL, RECORDS, Frame, Line
+from baton.handoff.frames import FAIL, PULL, RECORDS, Frame
 from baton.handoff.memory.arena import Arena
 from baton.handoff.reports import Staged
 from baton.handoff.save.service import GROWING, HandoffService
@@ -25,7 +22,7 @@ from tests.handoff.server import connect
 
 
 @pytest.fixture
-def staging() -> Iterator[Staging]:
+def staging():
     with closing(Staging(Arena(MIB, 4096), 30.0)) as made:
         yield made
     rpc.act_as(None)
@@ -40,7 +37,7 @@ def staging() -> Iterator[Staging]:
         ("[::]", "fd00::5", "fd00::5", "::1"),
     ],
 )
-def test_its_addresses(staging: Staging, listen: str, advertise: str, found: str, local: str) -> None:
+def test_its_addresses(staging, listen, advertise, found, local):
     rpc.act_as(None, insecure=True)
     port = free_ports()
     with (
@@ -56,7 +53,7 @@ def test_its_addresses(staging: Staging, listen: str, advertise: str, found: str
 
 @pytest.mark.parametrize("listen", ["0.0.0.0", "[::]"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_wildcard_takes_calls_and_pulls_of_both_families(staging: Staging, listen: str, host: str) -> None:
+def test_a_wildcard_takes_calls_and_pulls_of_both_families(staging, listen, host):
     rpc.act_as(None, insecure=True)
     port = free_ports()
     with (
@@ -68,14 +65,14 @@ def test_a_wildcard_takes_calls_and_pulls_of_both_families(staging: Staging, lis
             pass
 
 
-def test_a_taken_port_is_an_error_that_names_its_key(staging: Staging) -> None:
+def test_a_taken_port_is_an_error_that_names_its_key(staging):
     with closing(HandoffService(staging, 0, "127.0.0.1:0", MIB)) as service:
         with pytest.raises(HandoffError, match=r"handoff\.port") as error:
             HandoffService(staging, 1, service.address, MIB)
         assert service.address in str(error.value)
 
 
-def test_a_taken_port_for_records_is_an_error_that_names_both(staging: Staging) -> None:
+def test_a_taken_port_for_records_is_an_error_that_names_both(staging):
     port = free_ports() + 1
     wanted = rf"127\.0\.0\.1:{port}: .*handoff\.port to a free port before another free one"
     with socket.create_server(("127.0.0.1", port)), pytest.raises(HandoffError, match=wanted):
@@ -84,7 +81,7 @@ def test_a_taken_port_for_records_is_an_error_that_names_both(staging: Staging) 
         assert service.door_port == port  # the failed service has released it
 
 
-def test_early_pulls_are_bounded(staging: Staging) -> None:
+def test_early_pulls_are_bounded(staging):
     entry = staging.reserve("r", 1, 4)
     fill = staging.filling(entry, 0, 1)
     fill.add(np.zeros(1, np.uint64))
@@ -112,6 +109,6 @@ def test_early_pulls_are_bounded(staging: Staging) -> None:
         eventually(lambda: _is_let_in(one_more, asked), 10, "its place is another's")
 
 
-def _is_let_in(line: Line, asked: Frame) -> bool:
+def _is_let_in(line, asked):
     line.send(asked)
     return line.receive().kind == RECORDS

@@ -1,9 +1,6 @@
 """A shelf of embeddings: what it keeps and drops, and what pullers refuse."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import numpy as np
@@ -37,7 +34,7 @@ FITS = 3  # images of five records in a MiB, whose headers take some of it
 A, B, C, D = (f"{'0' * 62}{n:02x}" for n in range(4))
 
 
-def shelf(lease_s: float = 30.0) -> Shelf:
+def shelf(lease_s=30.0):
     config = HandoffConfig(
         "encoder", ["shm", "tcp"], "127.0.0.1", 0, None, "auto", lease_s=lease_s, embeddings_mib=1
     )
@@ -46,44 +43,44 @@ def shelf(lease_s: float = 30.0) -> Shelf:
     return made
 
 
-def image(seed: int = 1, rows: int = ROWS) -> Embeddings:
+def image(seed=1, rows=ROWS):
     noise = np.random.default_rng(seed).integers(0, 256, rows * FORM.row_bytes, np.uint8)
     return Embeddings(noise, rows, FORM.width, FORM.dtype)
 
 
-def put(shelf: Shelf, *names: str, rows: int = 80) -> None:
+def put(shelf, *names, rows=80):
     for name in names:
         shelf.put(name, image(int(name, 16), rows))
 
 
-def held(shelf: Shelf, *names: str, rows: int = 80) -> list[bool]:
+def held(shelf, *names, rows=80):
     """Return which are there, without a lease or a use of them."""
     return [shelf._find(name, rows) is not None for name in names]
 
 
 @pytest.fixture
-def kept() -> Iterator[Shelf]:
+def kept():
     with closing(shelf()) as made:
         yield made
 
 
 @pytest.fixture
-def unleased() -> Iterator[Shelf]:
+def unleased():
     with closing(shelf(lease_s=0.0)) as made:
         yield made
 
 
 @pytest.fixture
-def puller() -> Iterator[EmbeddingPuller]:
+def puller():
     with closing(EmbeddingPuller("prompts", FORM, ["shm", "tcp"])) as made:
         yield made
 
 
-def pull(puller: EmbeddingPuller, manifest: EmbeddingManifest, name: str = A, rows: int = ROWS) -> Embeddings:
+def pull(puller, manifest, name=A, rows=ROWS):
     return puller.pull(manifest, name, rows, Cancellation(time.monotonic() + 10 * PATIENCE))[0]
 
 
-def manifest_of(shelf: Shelf, name: str, rows: int = ROWS) -> EmbeddingManifest:
+def manifest_of(shelf, name, rows=ROWS):
     found = shelf.manifest(name, rows)
     assert found is not None
     copy = EmbeddingManifest()
@@ -91,7 +88,7 @@ def manifest_of(shelf: Shelf, name: str, rows: int = ROWS) -> EmbeddingManifest:
     return copy
 
 
-def offering(manifest: EmbeddingManifest, offer: str) -> EmbeddingManifest:
+def offering(manifest, offer):
     """Leave a manifest one of its offers."""
     for other in set(manifest.shard.offers) - {offer}:
         del manifest.shard.offers[other]
@@ -99,7 +96,7 @@ def offering(manifest: EmbeddingManifest, offer: str) -> EmbeddingManifest:
 
 
 @pytest.mark.parametrize("transport", [one for one in TRANSPORTS if isinstance(one, str)])
-def test_what_is_put_is_what_comes(kept: Shelf, transport: str) -> None:
+def test_what_is_put_is_what_comes(kept, transport):
     kept.put(A, image())
     with closing(EmbeddingPuller("prompts", FORM, [transport])) as puller:
         found, used = puller.pull(manifest_of(kept, A), A, ROWS, Cancellation(time.monotonic() + 10))
@@ -108,14 +105,14 @@ def test_what_is_put_is_what_comes(kept: Shelf, transport: str) -> None:
     assert (found.data == image().data).all()
 
 
-def test_the_least_recently_used_goes_when_room_is_needed(unleased: Shelf) -> None:
+def test_the_least_recently_used_goes_when_room_is_needed(unleased):
     put(unleased, A, B, C)
     assert unleased.manifest(A, 80) is not None
     put(unleased, D)
     assert held(unleased, A, B, C, D) == [True, False, True, True]
 
 
-def test_a_lease_and_a_reader_keep_an_image(kept: Shelf, unleased: Shelf) -> None:
+def test_a_lease_and_a_reader_keep_an_image(kept, unleased):
     put(kept, A, B, C)
     assert not kept.has_room(80)
     with pytest.raises(StagingFull, match="or add encode workers"):
@@ -127,7 +124,7 @@ def test_a_lease_and_a_reader_keep_an_image(kept: Shelf, unleased: Shelf) -> Non
         assert held(unleased, A, B, C, D) == [True, False, True, True]
 
 
-def test_each_manifest_renews_the_lease(kept: Shelf) -> None:
+def test_each_manifest_renews_the_lease(kept):
     put(kept, A, B, C)
     assert (kept.staged().handoffs, kept.size()[0]) == (3, 3)
     for one in kept._kept.values():
@@ -139,7 +136,7 @@ def test_each_manifest_renews_the_lease(kept: Shelf) -> None:
     assert held(kept, A, B, C, D) == [True, False, True, True]
 
 
-def test_a_lease_ends_once_all_have_released_it(kept: Shelf) -> None:
+def test_a_lease_ends_once_all_have_released_it(kept):
     put(kept, A, B, C)
     first, second = manifest_of(kept, A, 80), manifest_of(kept, A, 80)
     kept.release(first)
@@ -153,7 +150,7 @@ def test_a_lease_ends_once_all_have_released_it(kept: Shelf) -> None:
     kept.release(first)  # it is gone
 
 
-def test_an_image_larger_than_the_shelf_drops_no_other(unleased: Shelf) -> None:
+def test_an_image_larger_than_the_shelf_drops_no_other(unleased):
     put(unleased, A, B)
     assert not unleased.has_room(1000)
     with pytest.raises(StagingFull):
@@ -161,19 +158,17 @@ def test_an_image_larger_than_the_shelf_drops_no_other(unleased: Shelf) -> None:
     assert held(unleased, A, B) == [True, True]
 
 
-def test_it_reports_what_came_and_went(unleased: Shelf) -> None:
+def test_it_reports_what_came_and_went(unleased):
     put(unleased, A, B, C)
     change = unleased.take_changes()
-    assert change is not None
     assert set(change.stored) == {image_key(name) for name in (A, B, C)}
     assert unleased.take_changes() is None
     put(unleased, D)
     change = unleased.take_changes()
-    assert change is not None
     assert (change.stored, change.removed) == ([image_key(D)], [image_key(A)])
 
 
-def test_another_number_of_rows_is_not_the_same_image(kept: Shelf) -> None:
+def test_another_number_of_rows_is_not_the_same_image(kept):
     kept.put(A, image())
     assert kept.manifest(A, ROWS + 1) is None
     kept.put(A, image(2, ROWS + 1))
@@ -181,15 +176,15 @@ def test_another_number_of_rows_is_not_the_same_image(kept: Shelf) -> None:
     assert kept.manifest(A, ROWS + 1) is not None
 
 
-def resealed(change: Callable[[EmbeddingManifest], object]) -> Callable[[EmbeddingManifest], object]:
-    def changed(manifest: EmbeddingManifest) -> None:
+def resealed(change):
+    def changed(manifest):
         change(manifest)
         seal(manifest)
 
     return changed
 
 
-WRONG: list[tuple[Callable[[EmbeddingManifest], object], type[HandoffError]]] = [
+WRONG = [
     (lambda m: setattr(m, "rows", m.rows + 1), MalformedManifest),  # not sealed again
     (lambda m: setattr(m, "digest", m.digest ^ 1), MalformedManifest),
     (resealed(lambda m: setattr(m, "identifier", B)), WrongRequest),
@@ -208,7 +203,7 @@ WRONG: list[tuple[Callable[[EmbeddingManifest], object], type[HandoffError]]] = 
 
 
 @pytest.mark.parametrize("offer", ["shm", "tcp"])
-def test_changed_manifests_are_refused(kept: Shelf, puller: EmbeddingPuller, offer: str) -> None:
+def test_changed_manifests_are_refused(kept, puller, offer):
     kept.put(A, image())
     for change, error in WRONG:
         manifest = offering(manifest_of(kept, A), offer)
@@ -219,7 +214,7 @@ def test_changed_manifests_are_refused(kept: Shelf, puller: EmbeddingPuller, off
 
 
 @pytest.mark.parametrize("offer", ["shm", "tcp"])
-def test_another_images_records_are_refused(kept: Shelf, puller: EmbeddingPuller, offer: str) -> None:
+def test_another_images_records_are_refused(kept, puller, offer):
     """Even if the shard and its ticket are right ones."""
     kept.put(A, image(1))
     kept.put(B, image(2))
@@ -233,7 +228,7 @@ def test_another_images_records_are_refused(kept: Shelf, puller: EmbeddingPuller
 
 
 @pytest.mark.parametrize("offer", ["shm", "tcp"])
-def test_a_changed_record_is_refused(kept: Shelf, puller: EmbeddingPuller, offer: str) -> None:
+def test_a_changed_record_is_refused(kept, puller, offer):
     kept.put(A, image())
     manifest = offering(manifest_of(kept, A), offer)
     records = kept._kept[A].entry.view.records(0, 1)
@@ -246,7 +241,7 @@ def test_a_changed_record_is_refused(kept: Shelf, puller: EmbeddingPuller, offer
 
 
 @pytest.mark.parametrize("offer", ["shm", "tcp"])
-def test_a_dropped_image_is_refused(unleased: Shelf, puller: EmbeddingPuller, offer: str) -> None:
+def test_a_dropped_image_is_refused(unleased, puller, offer):
     """Also if it is there again, as another copy."""
     put(unleased, A)
     manifest = offering(manifest_of(unleased, A, 80), offer)
@@ -258,7 +253,7 @@ def test_a_dropped_image_is_refused(unleased: Shelf, puller: EmbeddingPuller, of
     assert (pull(puller, manifest_of(unleased, A, 80), rows=80).data == image(0, 80).data).all()
 
 
-def test_an_earlier_encoders_manifest_is_refused(puller: EmbeddingPuller) -> None:
+def test_an_earlier_encoders_manifest_is_refused(puller):
     with closing(shelf()) as before:
         before.put(A, image())
         manifest = manifest_of(before, A)
@@ -273,13 +268,13 @@ def test_an_earlier_encoders_manifest_is_refused(puller: EmbeddingPuller) -> Non
                 pull(puller, offering(one, offer))
 
 
-def test_a_late_pull_ends(kept: Shelf, puller: EmbeddingPuller) -> None:
+def test_a_late_pull_ends(kept, puller):
     kept.put(A, image())
     with pytest.raises(PullTimeout):
         puller.pull(manifest_of(kept, A), A, ROWS, Cancellation(time.monotonic() - 1))
 
 
-def test_a_released_image_is_put_again(kept: Shelf, puller: EmbeddingPuller) -> None:
+def test_a_released_image_is_put_again(kept, puller):
     kept.put(A, image())
     manifest = manifest_of(kept, A)
     kept._staging.release(A, manifest.epoch)
@@ -288,7 +283,7 @@ def test_a_released_image_is_put_again(kept: Shelf, puller: EmbeddingPuller) -> 
     assert (pull(puller, manifest_of(kept, A)).data == image().data).all()
 
 
-def test_manifests_are_checked_before_anything_is_pulled() -> None:
+def test_manifests_are_checked_before_anything_is_pulled():
     manifest = seal(EmbeddingManifest(identifier=A, worker_id="e"))
     with pytest.raises(CompatibilityMismatch, match="worker 'prompts'"):
         manifests.check_embedding(manifest, A, ROWS, FORM, "prompts")

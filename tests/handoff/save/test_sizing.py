@@ -1,7 +1,5 @@
 """The default size of staging: half a cache, but at least the longest prompt."""
 
-from __future__ import annotations
-
 import pytest
 
 from baton.handoff.memory.views import slots_in
@@ -19,9 +17,7 @@ MIB, GIB = 1 << 20, 1 << 30
         (1000, 100, 0, 1, "a quarter of what /dev/shm has free"),
     ],
 )
-def test_it_is_a_share_of_the_cache_that_holds_any_prompt(
-    cache: int, prompt: int, free: int, slots: int, because: str
-) -> None:
+def test_it_is_a_share_of_the_cache_that_holds_any_prompt(cache, prompt, free, slots, because):
     found = staging_size(MIB, cache, prompt, free)
     assert slots_in(found.bytes, MIB) == slots
     assert str(found) == f"{found.bytes / MIB:.0f} MiB of shared memory for saved KV ({found.because})"

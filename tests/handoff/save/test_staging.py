@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -11,21 +8,19 @@ from baton.handoff.errors import LeaseExpired, MalformedManifest, SaveFailed, St
 from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.views import SaveView
-from baton.handoff.records import Bytes
-from baton.handoff.save.staging import Entry, Staging
+from baton.handoff.save.staging import Staging
 from harness.support import PATIENCE
 
 RECORD = 1000
 BLOCKS = 60
 SIZE = 4096 + BLOCKS * RECORD
-Eventually = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., Staging]]:
-    made: list[Staging] = []
+def make():
+    made = []
 
-    def staging(lease_s: float = 30.0) -> Staging:
+    def staging(lease_s=30.0):
         made.append(Staging(Arena(SIZE, RECORD), lease_s))
         return made[-1]
 
@@ -34,7 +29,7 @@ def make() -> Iterator[Callable[..., Staging]]:
         one.close()
 
 
-def put(staging: Staging, request_id: str, epoch: int = 1, blocks: int = 3, fill: int = 7) -> Entry:
+def put(staging, request_id, epoch=1, blocks=3, fill=7):
     entry = staging.reserve(request_id, epoch, blocks)
     for first, stop in entry.view.pieces(0, blocks, blocks):
         entry.view.records(first, stop)[:] = fill
@@ -42,11 +37,11 @@ def put(staging: Staging, request_id: str, epoch: int = 1, blocks: int = 3, fill
     return entry
 
 
-def records(entry: Entry) -> Bytes:
+def records(entry):
     return np.concatenate([entry.view.records(*part) for part in entry.view.pieces(0, entry.num_blocks, 999)])
 
 
-def test_saved_then_read_then_released(make: Callable[..., Staging]) -> None:
+def test_saved_then_read_then_released(make):
     staging = make()
     put(staging, "a")
     with staging.opened("a", 1) as entry:
@@ -60,7 +55,7 @@ def test_saved_then_read_then_released(make: Callable[..., Staging]) -> None:
         pass
 
 
-def test_unpublished_saves_are_unknown(make: Callable[..., Staging]) -> None:
+def test_unpublished_saves_are_unknown(make):
     staging = make()
     with pytest.raises(UnknownHandoff, match="never saved"), staging.opened("a", 1):
         pass
@@ -70,7 +65,7 @@ def test_unpublished_saves_are_unknown(make: Callable[..., Staging]) -> None:
     staging.discard(reserved)
 
 
-def test_a_lease_expires_by_itself(make: Callable[..., Staging], eventually: Eventually) -> None:
+def test_a_lease_expires_by_itself(make, eventually):
     staging = make(lease_s=0.05)
     put(staging, "a", blocks=60)
     eventually(lambda: staging.held() == (0, 0))
@@ -79,9 +74,7 @@ def test_a_lease_expires_by_itself(make: Callable[..., Staging], eventually: Eve
     put(staging, "b", blocks=60)  # there is room again
 
 
-def test_a_shorter_lease_after_a_longer_one_expires_in_time(
-    make: Callable[..., Staging], eventually: Eventually
-) -> None:
+def test_a_shorter_lease_after_a_longer_one_expires_in_time(make, eventually):
     staging = make(lease_s=60)
     put(staging, "long")
     staging.lease_s = 0.02
@@ -91,9 +84,7 @@ def test_a_shorter_lease_after_a_longer_one_expires_in_time(
         pass
 
 
-def test_memory_that_is_read_is_not_used_again_before_the_reader_ends(
-    make: Callable[..., Staging], eventually: Eventually
-) -> None:
+def test_memory_that_is_read_is_not_used_again_before_the_reader_ends(make, eventually):
     staging = make(lease_s=0.05)
     put(staging, "a", blocks=60, fill=1)
     with staging.opened("a", 1) as entry:
@@ -104,13 +95,13 @@ def test_memory_that_is_read_is_not_used_again_before_the_reader_ends(
     put(staging, "b", blocks=60)
 
 
-def test_saves_older_than_a_lease_are_overdue(make: Callable[..., Staging], eventually: Eventually) -> None:
+def test_saves_older_than_a_lease_are_overdue(make, eventually):
     """Renewals, or a reader that does not end, keep them that long."""
     staging = make(1.0)  # longer than the pauses of a busy machine
     put(staging, "renewed")
     assert staging.overdue_s() == 0.0
 
-    def overdue() -> bool:
+    def overdue():
         staging.renew([("renewed", 1)])
         return staging.overdue_s() > 0.1
 
@@ -121,7 +112,7 @@ def test_saves_older_than_a_lease_are_overdue(make: Callable[..., Staging], even
     assert staging.overdue_s() == 0.0
 
 
-def test_attempts_at_a_request_have_separate_saves(make: Callable[..., Staging]) -> None:
+def test_attempts_at_a_request_have_separate_saves(make):
     staging = make()
     put(staging, "a", epoch=1)
     put(staging, "a", epoch=2, fill=9)
@@ -133,7 +124,7 @@ def test_attempts_at_a_request_have_separate_saves(make: Callable[..., Staging])
     assert staging.held() == (1, 3000)
 
 
-def test_a_second_entry_of_a_key_ends_the_first(make: Callable[..., Staging], eventually: Eventually) -> None:
+def test_a_second_entry_of_a_key_ends_the_first(make, eventually):
     staging = make(lease_s=0.05)
     free = staging.free_blocks
     put(staging, "a", epoch=1)
@@ -143,8 +134,8 @@ def test_a_second_entry_of_a_key_ends_the_first(make: Callable[..., Staging], ev
     eventually(lambda: staging.held() == (0, 0))
 
 
-def test_each_end_of_an_entry_is_reported_once(eventually: Eventually) -> None:
-    ended: list[tuple[str, int]] = []
+def test_each_end_of_an_entry_is_reported_once(eventually):
+    ended = []
     staging = Staging(Arena(SIZE, RECORD), 30.0, lambda request_id, epoch: ended.append((request_id, epoch)))
     staging.discard(staging.reserve("discarded", 1, 3))
     for name in ("released", "closed"):
@@ -158,7 +149,7 @@ def test_each_end_of_an_entry_is_reported_once(eventually: Eventually) -> None:
     assert ended == [("released", 1), ("expired", 1), ("closed", 1)]
 
 
-def test_reading_follows_the_writing(make: Callable[..., Staging]) -> None:
+def test_reading_follows_the_writing(make):
     staging = make()
     entry = staging.reserve("a", 1, 5)
     fill = staging.filling(entry)
@@ -174,7 +165,7 @@ def test_reading_follows_the_writing(make: Callable[..., Staging]) -> None:
         next(staging.read("a", 1, (4, 2), RECORD))
 
 
-def test_the_ticket_is_wiped_with_the_lease(make: Callable[..., Staging]) -> None:
+def test_the_ticket_is_wiped_with_the_lease(make):
     staging = make()
     entry = put(staging, "a", epoch=5)
     memory = segments.attach(entry.place.segment).data
@@ -185,7 +176,7 @@ def test_the_ticket_is_wiped_with_the_lease(make: Callable[..., Staging]) -> Non
     assert view.holds(0, 0, 3)
 
 
-def test_each_slot_must_have_the_ticket(make: Callable[..., Staging]) -> None:
+def test_each_slot_must_have_the_ticket(make):
     staging = make()
     view, ticket = put(staging, "a").view, staging.tickets.number("a", 1)
     assert view.holds(ticket, 0, 3)
@@ -197,7 +188,7 @@ def test_each_slot_must_have_the_ticket(make: Callable[..., Staging]) -> None:
     assert not view.holds(ticket, 0, 3)
 
 
-def test_a_renewed_lease_does_not_expire(make: Callable[..., Staging], eventually: Eventually) -> None:
+def test_a_renewed_lease_does_not_expire(make, eventually):
     staging = make(lease_s=1.0)  # longer than the pauses of a busy machine
     put(staging, "a")
     put(staging, "b")
@@ -210,7 +201,7 @@ def test_a_renewed_lease_does_not_expire(make: Callable[..., Staging], eventuall
     eventually(lambda: staging.held() == (0, 0))
 
 
-def test_closing_ends_everything_quickly(make: Callable[..., Staging]) -> None:
+def test_closing_ends_everything_quickly(make):
     staging = make()
     name = put(staging, "a").place.segment
     start = time.monotonic()
@@ -220,7 +211,7 @@ def test_closing_ends_everything_quickly(make: Callable[..., Staging]) -> None:
     assert not segments.exists(name)
 
 
-def test_digests_differ_by_request_epoch_place_and_bytes() -> None:
+def test_digests_differ_by_request_epoch_place_and_bytes():
     data = np.arange(64, dtype=np.uint8).reshape(2, 32)
     same = digests.of_records(data, digests.seed("a", 1), 0).tolist()
     assert same == digests.of_records(data.copy(), digests.seed("a", 1), 0).tolist()
@@ -234,7 +225,7 @@ def test_digests_differ_by_request_epoch_place_and_bytes() -> None:
     assert digests.of_records(data, digests.seed("a", 1), 0)[1] != same[1]
 
 
-def test_the_end_of_a_growing_save_ends_its_readers_and_its_fills(make: Callable[..., Staging]) -> None:
+def test_the_end_of_a_growing_save_ends_its_readers_and_its_fills(make):
     staging = make()
     entry = staging.reserve("a", 1, 5)
     fill = staging.filling(entry, 0, 2)

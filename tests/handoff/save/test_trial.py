@@ -1,9 +1,6 @@
 """Trials: test payloads between ranks."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -15,7 +12,6 @@ from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
 from baton.handoff.save.trial import Trials
 from baton.kernels import kv_pack
-from baton.protos import handoff_pb2 as pb
 from tests.handoff.caches import TRANSPORTS
 
 MIB = 1 << 20
@@ -23,9 +19,7 @@ RECORD = 8192
 
 
 class Rank:
-    """A rank without an engine: staging, transports and the service."""
-
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names):
         self.transports = transports.create(names)
         pin = functools.partial(transports.register, self.transports)
         self.staging = Staging(Arena(8 * MIB, RECORD, pin=pin), 30.0)
@@ -33,7 +27,7 @@ class Rank:
         self.trials = Trials(self.staging, self.transports, self.client, rank=0, chunk_bytes=MIB)
         self.service = HandoffService(self.staging, 0, "127.0.0.1:0", MIB, trials=self.trials)
 
-    def close(self) -> None:
+    def close(self):
         self.service.close(0)
         self.staging.close()
         for transport in self.transports:
@@ -42,48 +36,40 @@ class Rank:
 
 
 @pytest.fixture
-def names() -> list[str]:
+def names():
     return ["shm", "tcp"]
 
 
 @pytest.fixture
-def source(names: list[str]) -> Iterator[Rank]:
+def source(names):
     with closing(Rank(names)) as made:
         yield made
 
 
 @pytest.fixture
-def puller(names: list[str]) -> Iterator[Rank]:
+def puller(names):
     with closing(Rank(names)) as made:
         yield made
 
 
-def trial(puller: Rank, source: str, transport: str, size: int = MIB // 2) -> pb.TrialReply:
+def trial(puller, source, transport, size=MIB // 2):
     """Start a trial as a worker does: over gRPC."""
     return puller.client.try_handoff([puller.service.local_address], [source], transport, size, 10)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("names", [transports.possible()])
-def test_it_measures_what_it_pulled(
-    source: Rank,
-    puller: Rank,
-    transport: str,
-    names: list[str],
-    eventually: Callable[[Callable[[], bool]], None],
-) -> None:
+def test_it_measures_what_it_pulled(source, puller, transport, names, eventually):
     reply = trial(puller, source.service.address, transport)
     assert (reply.problem, reply.bytes) == ("", MIB // 2)
     assert 0 < reply.seconds < 10
     eventually(lambda: source.staging.held() == (0, 0))  # released, as a handoff is
 
 
-def test_bytes_that_changed_on_the_way_are_a_problem(
-    source: Rank, puller: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_that_changed_on_the_way_are_a_problem(source, puller, monkeypatch):
     sample = source.trials.sample
 
-    def broken(size: int) -> pb.SampleReply:
+    def broken(size):
         reply = sample(size)
         with source.staging.opened(reply.request_id, 1) as entry:
             entry.view.records(1, 2)[0, 7] ^= 1
@@ -95,14 +81,14 @@ def test_bytes_that_changed_on_the_way_are_a_problem(
     assert reply.bytes == 0
 
 
-def test_problems_are_named(source: Rank, puller: Rank) -> None:
+def test_problems_are_named(source, puller):
     assert "does not offer 'rdma'" in trial(puller, source.service.address, "rdma").problem
     source.service.close(0)
     assert "does not answer" in trial(puller, source.service.address, "tcp").problem
 
 
-def test_a_sample_that_fails_leaves_nothing(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+def test_a_sample_that_fails_leaves_nothing(source, monkeypatch):
+    def broken(*_):
         raise MemoryError
 
     monkeypatch.setattr(kv_pack, "digest", broken)
@@ -113,7 +99,7 @@ def test_a_sample_that_fails_leaves_nothing(source: Rank, monkeypatch: pytest.Mo
     assert source.staging.held() == (0, 0)
 
 
-def test_samples_are_bounded(source: Rank) -> None:
+def test_samples_are_bounded(source):
     """A sample leaves most of staging free for prompts."""
     assert source.trials.sample(1 << 40).num_blocks == source.staging.capacity // 8
     for _ in range(12):

@@ -1,14 +1,10 @@
 """Settings of the transports' tests."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _as_between_hosts() -> Iterator[None]:
+def _as_between_hosts():
     """Make NIXL use TCP; on one host it would copy from the other process, without connections."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UCX_TLS", "tcp,self")

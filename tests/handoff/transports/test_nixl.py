@@ -1,14 +1,10 @@
 """The transport nixl: lost peers and their late bytes, buffers, and when it is used."""
 
-from __future__ import annotations
-
 import importlib.util
 import ipaddress
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -39,14 +35,14 @@ LOST_S = 1.0 * PATIENCE  # time for a pull to end when its source is killed
 
 
 @pytest.fixture(scope="module")
-def nixl() -> Iterator[Nixl]:
+def nixl():
     made = Nixl()
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def doomed() -> Iterator[RemoteSource]:
+def doomed():
     """A source for tests that stop it; the last one kills it."""
     made = RemoteSource()
     yield made
@@ -54,7 +50,7 @@ def doomed() -> Iterator[RemoteSource]:
 
 
 @pytest.fixture
-def source() -> Iterator[caches.Source]:
+def source():
     """A source whose staging grows in steps of a few records."""
     cache = caches.make_cache(BLOCKS, 1)
     made = caches.source(cache, names=["nixl"], step_bytes=8 * cache.record_bytes)
@@ -62,13 +58,13 @@ def source() -> Iterator[caches.Source]:
     made.close()
 
 
-def test_an_offer_is_small(source: caches.Source) -> None:
+def test_an_offer_is_small(source):
     manifest = source.save("small", 16 * caches.BLOCK_SIZE, range(1, 17))
     assert len(offer_of(manifest.shards[0]).regions) >= 2
     assert len(manifest.shards[0].offers["nixl"]) < 2048
 
 
-def test_a_save_in_several_steps_of_staging_comes_whole(source: caches.Source, nixl: Nixl) -> None:
+def test_a_save_in_several_steps_of_staging_comes_whole(source, nixl):
     """Each step is registered and read separately; a later save's offer has the new steps."""
     blocks = range(1, 31)
     for first, stop in ((0, 6), (6, 30)):
@@ -77,7 +73,7 @@ def test_a_save_in_several_steps_of_staging_comes_whole(source: caches.Source, n
         assert np.array_equal(drain(nixl, pull_of(manifest)), caches.records(source.cache, own))
 
 
-def test_records_come_while_the_prompt_is_still_computed(source: caches.Source, nixl: Nixl) -> None:
+def test_records_come_while_the_prompt_is_still_computed(source, nixl):
     blocks = (1, 2, 3, 4, 9, 8, 7, 6, 5)
     chunks = nixl.pull(pull_of(source.begin("early", blocks[:4], whole=9)))
     expected = caches.records(source.cache, blocks)
@@ -96,7 +92,7 @@ def test_records_come_while_the_prompt_is_still_computed(source: caches.Source, 
     assert next(chunks, None) is None
 
 
-def test_an_aborted_prompt_ends_its_pull(source: caches.Source, nixl: Nixl) -> None:
+def test_an_aborted_prompt_ends_its_pull(source, nixl):
     chunks = nixl.pull(pull_of(source.begin("given-up", (1, 2), whole=9)))
     assert len(next(chunks).data) == 2
     source.saver.drop([("given-up", 1)])
@@ -104,16 +100,14 @@ def test_an_aborted_prompt_ends_its_pull(source: caches.Source, nixl: Nixl) -> N
         next(chunks)
 
 
-def test_a_late_pull_is_answered_after_the_last_offer(source: caches.Source, nixl: Nixl) -> None:
+def test_a_late_pull_is_answered_after_the_last_offer(source, nixl):
     manifest = source.save("late", 4 * caches.BLOCK_SIZE, range(1, 5))
     source.staging.release("late", 1)
     with pytest.raises(LeaseExpired, match=r"'late'.*no longer holds it"):
         drain(nixl, pull_of(manifest))
 
 
-def test_a_source_that_hangs_ends_a_pull_at_its_deadline_and_can_be_read_later(
-    doomed: RemoteSource, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
+def test_a_source_that_hangs_ends_a_pull_at_its_deadline_and_can_be_read_later(doomed, eventually):
     manifest = doomed.save("hangs", range(1, 31))
     nixl, pid = Nixl(), doomed.process.pid
     expected = doomed.records(range(1, 31))
@@ -130,9 +124,7 @@ def test_a_source_that_hangs_ends_a_pull_at_its_deadline_and_can_be_read_later(
     nixl.close()
 
 
-def test_a_source_that_never_answers_is_left_to_other_transports(
-    doomed: RemoteSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_never_answers_is_left_to_other_transports(doomed, monkeypatch):
     """This happens behind a firewall that lets only Baton's own ports through."""
     monkeypatch.setattr(nixl_agent, "CONTACT_S", 0.2)
     manifest = doomed.save("silent", range(1, 5))
@@ -149,7 +141,7 @@ def test_a_source_that_never_answers_is_left_to_other_transports(
         one.close()
 
 
-def test_a_killed_source_ends_pulls_at_once(doomed: RemoteSource, nixl: Nixl) -> None:
+def test_a_killed_source_ends_pulls_at_once(doomed, nixl):
     """Pulls end that wait for the next step, that are in the middle, and that have just begun."""
     manifest, late = doomed.save("killed", range(1, 31)), 60 * PATIENCE
     whole = nixl.pull(pull_of(manifest, chunk_bytes=1, within_s=late))
@@ -163,7 +155,7 @@ def test_a_killed_source_ends_pulls_at_once(doomed: RemoteSource, nixl: Nixl) ->
         assert time.monotonic() - began < LOST_S
 
 
-def test_buffers_come_in_few_sizes(nixl: Nixl) -> None:
+def test_buffers_come_in_few_sizes(nixl):
     """If buffers had exact sizes, each slightly larger pull would need a new one."""
     for size in (4097, 5000, 8192):
         with nixl._agent.buffer(size) as buffer:
@@ -171,9 +163,7 @@ def test_buffers_come_in_few_sizes(nixl: Nixl) -> None:
             assert buffer.data.size.bit_count() == 1
 
 
-def test_an_abandoned_pulls_buffer_is_reused_once_nothing_writes_to_it(
-    source: caches.Source, nixl: Nixl, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
+def test_an_abandoned_pulls_buffer_is_reused_once_nothing_writes_to_it(source, nixl, eventually):
     manifest, buffers = source.save("left", 30 * caches.BLOCK_SIZE, range(1, 31)), nixl._agent.buffers
     others = set(buffers.left)
     chunks = nixl.pull(pull_of(manifest, chunk_bytes=1))
@@ -183,7 +173,7 @@ def test_an_abandoned_pulls_buffer_is_reused_once_nothing_writes_to_it(
     eventually(lambda: len(buffers.free) > free and buffers.left.keys() <= others)
 
 
-def test_another_agents_metadata_is_refused(source: caches.Source, nixl: Nixl) -> None:
+def test_another_agents_metadata_is_refused(source, nixl):
     manifest = source.save("misled", 4 * caches.BLOCK_SIZE, range(1, 5))
     misled = Manifest()
     misled.CopyFrom(manifest)
@@ -195,19 +185,19 @@ def test_another_agents_metadata_is_refused(source: caches.Source, nixl: Nixl) -
     assert np.array_equal(drain(nixl, pull_of(manifest)), caches.records(source.cache, range(1, 5)))
 
 
-def test_a_busy_agent_polls_more_often_than_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_agent_polls_more_often_than_an_idle_one(monkeypatch):
     agent = Agent()
-    pauses: list[float] = []
+    pauses = []
     wait = agent._changed.wait
 
-    def noted(timeout: float | None = None) -> bool:
+    def noted(timeout=None):
         pauses.append(timeout or 0.0)
         return wait(timeout)
 
     monkeypatch.setattr(agent._changed, "wait", noted)
     deadline = time.monotonic() + 10 * PATIENCE
 
-    def pauses_are(seconds: float) -> None:
+    def pauses_are(seconds):
         pauses.clear()
         while len(pauses) < 3 or pauses[-1] != seconds:
             assert time.monotonic() < deadline
@@ -222,7 +212,7 @@ def test_a_busy_agent_polls_more_often_than_an_idle_one(monkeypatch: pytest.Monk
 
 
 @pytest.fixture(name="rdma")
-def with_an_rdma_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def with_an_rdma_device(tmp_path, monkeypatch):
     """Pretend that this host has an RDMA device; NIXL still uses TCP."""
     device = tmp_path / "rdma" / "mlx5_0"
     device.mkdir(parents=True)
@@ -230,7 +220,7 @@ def with_an_rdma_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return device
 
 
-def test_it_is_used_by_default_if_there_is_a_device(rdma: Path) -> None:
+def test_it_is_used_by_default_if_there_is_a_device(rdma):
     assert transports.usable(None) == ["shm", "nixl", "tcp"]
     rdma.rmdir()
     assert transports.usable(None) == ["shm", "tcp"]
@@ -240,7 +230,7 @@ def test_it_is_used_by_default_if_there_is_a_device(rdma: Path) -> None:
 
 
 @pytest.mark.usefixtures("rdma")
-def test_without_the_package_it_is_not_used_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_it_is_not_used_by_default(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert transports.usable(None) == ["shm", "tcp"]
     made = transports.create()
@@ -252,7 +242,7 @@ def test_without_the_package_it_is_not_used_by_default(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("rdma")
-def test_with_tls_it_is_not_used_by_default(tmp_path: Path) -> None:
+def test_with_tls_it_is_not_used_by_default(tmp_path):
     authority = Authority.create(tmp_path / "ca")
     write(tmp_path / "own", authority.issue(Name("baton", Role.WORKER, "w")))
     rpc.act_as(Identity(tmp_path / "own"))
@@ -265,9 +255,7 @@ def test_with_tls_it_is_not_used_by_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("rdma")
-def test_if_nixl_cannot_start_it_is_not_used_by_default(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_if_nixl_cannot_start_it_is_not_used_by_default(monkeypatch, caplog):
     monkeypatch.setattr("nixl._api.nixl_agent", None)
     made = transports.create()
     assert [one.name for one in made] == ["shm", "tcp"]
@@ -278,9 +266,7 @@ def test_if_nixl_cannot_start_it_is_not_used_by_default(
         transports.create(["nixl"])
 
 
-def test_it_listens_on_loopback_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_listens_on_loopback_only(monkeypatch):
     """UCX's ports give access to the process's memory."""
     monkeypatch.setenv("UCX_NET_DEVICES", "all")
     before = listening()
@@ -294,8 +280,7 @@ def test_it_listens_on_loopback_only(
     assert listening() <= before
 
 
-def listening() -> set[tuple[str, int]]:
-    """Return the addresses on which this process listens."""
+def listening():
     return {
         (one.laddr.ip, one.laddr.port)
         for one in psutil.Process().net_connections("tcp")
@@ -303,7 +288,7 @@ def listening() -> set[tuple[str, int]]:
     }
 
 
-def test_a_pull_that_outlives_its_transport_fails(source: caches.Source) -> None:
+def test_a_pull_that_outlives_its_transport_fails(source):
     """A NIXL handle that outlives its connection would crash the process."""
     manifest = source.save("outlived", 30 * caches.BLOCK_SIZE, range(1, 31))
     for _ in range(5):
@@ -317,9 +302,7 @@ def test_a_pull_that_outlives_its_transport_fails(source: caches.Source) -> None
                 list(chunks)
 
 
-def test_a_running_pull_keeps_its_peer_connected(
-    source: caches.Source, nixl: Nixl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_running_pull_keeps_its_peer_connected(source, nixl, monkeypatch):
     """A peer with running reads is not disconnected."""
     monkeypatch.setattr(nixl_agent, "_MAX_PEERS", 1)
     blocks = (1, 2, 3, 4, 9, 8, 7, 6, 5)

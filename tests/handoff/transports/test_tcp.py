@@ -1,15 +1,11 @@
 """The transport tcp, over real sockets."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,18 +23,18 @@ from tests.handoff.transports.test_transports import drain, pull_of
 
 
 @pytest.fixture
-def source() -> Iterator[Rank]:
+def source():
     with closing(Rank()) as made:
         yield made
 
 
 @pytest.fixture
-def tcp() -> Iterator[Tcp]:
+def tcp():
     with closing(Tcp()) as made:
         yield made
 
 
-def ends_soon(act: Callable[[], object], within_s: float = 2.0) -> None:
+def ends_soon(act, within_s=2.0):
     began = time.monotonic()
     act()
     assert time.monotonic() - began < within_s * PATIENCE
@@ -50,7 +46,7 @@ def ends_soon(act: Callable[[], object], within_s: float = 2.0) -> None:
 @pytest.mark.parametrize(
     ("record_bytes", "count"), [(64, 9000), (16 << 10, 300), (384 << 10, 9), (5 * MIB // 2, 4)]
 )
-def test_records_of_any_size_come_whole(tcp: Tcp, record_bytes: int, count: int) -> None:
+def test_records_of_any_size_come_whole(tcp, record_bytes, count):
     """Test many records per frame, and records larger than a frame."""
     with closing(Rank(record_bytes, count)) as source:
         source.save(count)
@@ -63,9 +59,7 @@ def test_records_of_any_size_come_whole(tcp: Tcp, record_bytes: int, count: int)
         assert np.array_equal(np.concatenate(digests), source.entry.view.digests(0, count))
 
 
-def test_records_arrive_as_they_are_saved_with_keepalives_in_between(
-    source: Rank, tcp: Tcp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_arrive_as_they_are_saved_with_keepalives_in_between(source, tcp, monkeypatch):
     """A prefill step may take longer than SILENT_S."""
     monkeypatch.setattr(frames, "SILENT_S", 1.0)
     monkeypatch.setattr(service, "WAIT_S", 0.2)
@@ -78,7 +72,7 @@ def test_records_arrive_as_they_are_saved_with_keepalives_in_between(
     later.join()
 
 
-def test_memory_released_under_a_stream_stays(source: Rank, tcp: Tcp) -> None:
+def test_memory_released_under_a_stream_stays(source, tcp):
     source.save(64)
     chunks = tcp.pull(source.pull(num_blocks=64))
     got = [next(chunks).data.copy()]
@@ -90,7 +84,7 @@ def test_memory_released_under_a_stream_stays(source: Rank, tcp: Tcp) -> None:
 # ---- ends
 
 
-def test_a_deadline_that_is_moved_while_a_pull_waits_counts(source: Rank, tcp: Tcp) -> None:
+def test_a_deadline_that_is_moved_while_a_pull_waits_counts(source, tcp):
     source.save(4, there=1)
     pull = source.pull()
     chunks = tcp.pull(pull)
@@ -101,7 +95,7 @@ def test_a_deadline_that_is_moved_while_a_pull_waits_counts(source: Rank, tcp: T
     eventually(source.is_quiet, 2, "the source's thread is free")
 
 
-def test_a_cancelled_pull_ends_at_once_at_both_ends(source: Rank, tcp: Tcp) -> None:
+def test_a_cancelled_pull_ends_at_once_at_both_ends(source, tcp):
     source.save(4, there=1)
     pull = source.pull()
     chunks = tcp.pull(pull)
@@ -113,9 +107,7 @@ def test_a_cancelled_pull_ends_at_once_at_both_ends(source: Rank, tcp: Tcp) -> N
 
 
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "stopped"])
-def test_a_source_that_ends_or_stops_ends_its_pulls(
-    own_folder: Path, tcp: Tcp, monkeypatch: pytest.MonkeyPatch, killed: bool
-) -> None:
+def test_a_source_that_ends_or_stops_ends_its_pulls(own_folder, tcp, monkeypatch, killed):
     """A stopped process reads nothing, but its host still acknowledges what arrives."""
     monkeypatch.setattr(frames, "SILENT_S", 1.0)
     doomed = RemoteSource()
@@ -131,7 +123,7 @@ def test_a_source_that_ends_or_stops_ends_its_pulls(
     segments.remove_stale()
 
 
-def test_a_puller_that_reads_nothing_holds_no_thread(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_puller_that_reads_nothing_holds_no_thread(source, monkeypatch):
     monkeypatch.setattr(frames, "SLOW_S", 0.5)
     with closing(Rank(MIB, 40)) as large:
         large.save(40)
@@ -142,7 +134,7 @@ def test_a_puller_that_reads_nothing_holds_no_thread(source: Rank, monkeypatch: 
             eventually(large.is_quiet, 5, "the source has given it up")
 
 
-def test_the_source_limits_the_duration_of_a_pull(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_limits_the_duration_of_a_pull(source, monkeypatch):
     monkeypatch.setattr(service, "MAX_PULL_S", 0.3)
     source.save(4, there=1)
     line, greeting = connect(source.service.address)
@@ -156,7 +148,7 @@ def test_the_source_limits_the_duration_of_a_pull(source: Rank, monkeypatch: pyt
 # ---- connections
 
 
-def test_a_connection_serves_pull_after_pull(source: Rank, tcp: Tcp) -> None:
+def test_a_connection_serves_pull_after_pull(source, tcp):
     source.save(4)
     for _ in range(5):
         assert np.array_equal(drain(tcp, source.pull()), source.data)
@@ -168,7 +160,7 @@ def test_a_connection_serves_pull_after_pull(source: Rank, tcp: Tcp) -> None:
     assert connections(source.service.door_port) == 1
 
 
-def test_pulls_at_once_have_a_connection_each_and_few_are_kept(source: Rank, tcp: Tcp) -> None:
+def test_pulls_at_once_have_a_connection_each_and_few_are_kept(source, tcp):
     source.save(4, there=1)
     running = [tcp.pull(source.pull()) for _ in range(9)]
     for one in running:
@@ -181,9 +173,7 @@ def test_pulls_at_once_have_a_connection_each_and_few_are_kept(source: Rank, tcp
     eventually(lambda: connections(source.service.door_port) == 6, 2, "the others are closed")
 
 
-def test_a_connection_that_the_source_closed_meanwhile_is_made_anew(
-    source: Rank, tcp: Tcp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_the_source_closed_meanwhile_is_made_anew(source, tcp, monkeypatch):
     source.save(4)
     monkeypatch.setattr(door, "IDLE_S", 0.3)
     assert np.array_equal(drain(tcp, source.pull()), source.data)
@@ -192,7 +182,7 @@ def test_a_connection_that_the_source_closed_meanwhile_is_made_anew(
     assert np.array_equal(drain(tcp, source.pull()), source.data)
 
 
-def test_a_source_that_restarted_at_its_address_is_found(tcp: Tcp) -> None:
+def test_a_source_that_restarted_at_its_address_is_found(tcp):
     port = free_ports()
     with closing(Rank(port=port)) as before:
         before.save(4)
@@ -202,7 +192,7 @@ def test_a_source_that_restarted_at_its_address_is_found(tcp: Tcp) -> None:
         assert np.array_equal(drain(tcp, after.pull()), after.data)
 
 
-def test_a_closed_port_is_named(source: Rank, tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_port_is_named(source, tcp, monkeypatch):
     source.save(4)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -214,7 +204,7 @@ def test_a_closed_port_is_named(source: Rank, tcp: Tcp, monkeypatch: pytest.Monk
 # ---- strangers
 
 
-def said(connection: socket.socket) -> str:
+def said(connection):
     """Return the reason with which a rank hung up."""
     connection.settimeout(10 * PATIENCE)
     whole = b""
@@ -227,21 +217,18 @@ def said(connection: socket.socket) -> str:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (
-            b"GET / HTTP/1.1\r\nHost: kv\r\n\r\n",
-            "this port serves KV to workers that have a session",
-        ),
+        (b"GET / HTTP/1.1\r\nHost: kv\r\n\r\n", "this port serves KV to workers that have a session"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "this port serves KV"),
         (frames.GREETING + bytes(16), "the session has expired, or is not this rank's"),
     ],
 )
-def test_connections_without_a_session_are_refused(source: Rank, words: bytes, text: str) -> None:
+def test_connections_without_a_session_are_refused(source, words, text):
     with knock(source.service.address, source.service.door_port) as stranger:
         stranger.sendall(words)
         assert text in said(stranger)
 
 
-def test_a_session_admits_one_connection_and_expires(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_admits_one_connection_and_expires(source, monkeypatch):
     source.save(1)
     line, greeting = connect(source.service.address)
     with closing(line):
@@ -256,7 +243,7 @@ def test_a_session_admits_one_connection_and_expires(source: Rank, monkeypatch: 
             assert "the session has expired" in said(again)
 
 
-def test_connections_without_a_greeting_are_closed(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_without_a_greeting_are_closed(source, monkeypatch):
     monkeypatch.setattr(door, "GREETING_S", 0.5)
     with ExitStack() as stack:
         silent = [
@@ -274,7 +261,7 @@ def test_connections_without_a_greeting_are_closed(source: Rank, monkeypatch: py
         assert np.array_equal(drain(tcp, source.pull()), source.data)
 
 
-def test_a_slow_request_is_hung_up_on(source: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_request_is_hung_up_on(source, monkeypatch):
     monkeypatch.setattr(service, "_REQUEST_S", 0.5)
     line, greeting = connect(source.service.address)
     with closing(line):
@@ -285,9 +272,7 @@ def test_a_slow_request_is_hung_up_on(source: Rank, monkeypatch: pytest.MonkeyPa
             line.receive()
 
 
-def test_beyond_the_bound_the_longest_idle_connection_is_closed(
-    source: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beyond_the_bound_the_longest_idle_connection_is_closed(source, monkeypatch):
     monkeypatch.setattr(door, "CONNECTIONS", 4)
     source.save(4, there=1)
     with ExitStack() as stack:
@@ -311,7 +296,7 @@ def test_beyond_the_bound_the_longest_idle_connection_is_closed(
         assert said(sixth._socket) == "4 connections are in use: try again"
 
 
-def test_concurrent_pulls_are_bounded(source: Rank, tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_pulls_are_bounded(source, tcp, monkeypatch):
     monkeypatch.setattr(door, "CALLS", 2)
     source.save(4, there=1)
     running = [tcp.pull(source.pull()) for _ in range(2)]
@@ -320,15 +305,13 @@ def test_concurrent_pulls_are_bounded(source: Rank, tcp: Tcp, monkeypatch: pytes
     with pytest.raises(TransportFailed, match="2 pulls are running already: try again"):
         drain(tcp, source.pull())
     for one in running:
-        one.close()  # type: ignore[attr-defined]
+        one.close()
 
 
-def test_a_connection_without_a_thread_is_refused(
-    source: Rank, tcp: Tcp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_without_a_thread_is_refused(source, tcp, monkeypatch):
     start = threading.Thread.start
 
-    def none_for_pulls(thread: threading.Thread) -> None:
+    def none_for_pulls(thread):
         if thread.name == "baton-kv-pull":
             raise RuntimeError("can't start new thread")
         start(thread)

@@ -1,12 +1,8 @@
 """The transport tcp with TLS: sealed connections, and who gets one."""
 
-from __future__ import annotations
-
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import closing, suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +23,7 @@ from tests.handoff.transports.test_transports import drain
 
 
 @pytest.fixture
-def sealed(tmp_path: Path) -> Iterator[Rank]:
+def sealed(tmp_path):
     """A source with a certificate. Afterwards, the process acts as another worker."""
     authority = Authority.create(tmp_path / "ca")
     for role, worker_id in ((Role.WORKER, "source"), (Role.WORKER, "puller"), (Role.ROUTER, "")):
@@ -40,7 +36,7 @@ def sealed(tmp_path: Path) -> Iterator[Rank]:
     rpc.act_as(None)
 
 
-def test_a_sealed_connection_serves_pull_after_pull(sealed: Rank) -> None:
+def test_a_sealed_connection_serves_pull_after_pull(sealed):
     with closing(Tcp()) as tls:
         for _ in range(3):
             assert np.array_equal(drain(tls, sealed.pull()), sealed.data)
@@ -50,15 +46,15 @@ def test_a_sealed_connection_serves_pull_after_pull(sealed: Rank) -> None:
 class Between:
     """A man in the middle, who reads everything and may change a byte."""
 
-    def __init__(self, port: int, change_at: int = -1) -> None:
+    def __init__(self, port, change_at=-1):
         self._port, self._change_at = port, change_at
         self._server = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._server.getsockname()[1]
+        self.port = self._server.getsockname()[1]
         self.seen = bytearray()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self):
         here, _ = self._server.accept()
         with here, socket.create_connection(("127.0.0.1", self._port)) as there:
             asking = threading.Thread(target=self._pass_on, args=(here, there))
@@ -66,7 +62,7 @@ class Between:
             self._pass_on(there, here, spied_on=True)
             asking.join()
 
-    def _pass_on(self, source: socket.socket, to: socket.socket, *, spied_on: bool = False) -> None:
+    def _pass_on(self, source, to, *, spied_on=False):
         with suppress(OSError):
             while piece := bytearray(source.recv(65536)):
                 if spied_on:
@@ -79,12 +75,12 @@ class Between:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
+    def close(self):
         self._server.close()
         self._thread.join(10)
 
 
-def test_a_man_in_the_middle_reads_nothing(sealed: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_man_in_the_middle_reads_nothing(sealed, monkeypatch):
     with closing(Between(sealed.door.port)) as between, closing(Tcp()) as tls:
         monkeypatch.setattr(sealed.door, "port", between.port)
         assert np.array_equal(drain(tls, sealed.pull()), sealed.data)
@@ -98,9 +94,7 @@ def test_a_man_in_the_middle_reads_nothing(sealed: Rank, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("at", [0, 4, 8, 12, 16, 40, 400_000, 700_000])
-def test_a_byte_that_is_changed_on_the_way_is_noticed(
-    sealed: Rank, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
+def test_a_byte_that_is_changed_on_the_way_is_noticed(sealed, monkeypatch, at):
     monkeypatch.setattr(frames, "SILENT_S", 1.0)
     with closing(Between(sealed.door.port, at)) as between, closing(Tcp()) as tls:
         monkeypatch.setattr(sealed.door, "port", between.port)
@@ -111,7 +105,7 @@ def test_a_byte_that_is_changed_on_the_way_is_noticed(
             drain(tls, sealed.pull())
 
 
-def test_another_role_and_another_ca_get_no_connection(sealed: Rank, tmp_path: Path) -> None:
+def test_another_role_and_another_ca_get_no_connection(sealed, tmp_path):
     rpc.act_as(Identity(tmp_path / "router"))
     with (
         closing(Tcp()) as tls,
@@ -128,7 +122,7 @@ def test_another_role_and_another_ca_get_no_connection(sealed: Rank, tmp_path: P
         drain(tls, sealed.pull())
 
 
-def test_a_session_is_useless_without_its_keys(sealed: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_is_useless_without_its_keys(sealed, monkeypatch):
     """An eavesdropper may use a session before its owner."""
     monkeypatch.setattr(service, "_REQUEST_S", 0.5)
     session = sealed.door.invite().session
@@ -138,7 +132,7 @@ def test_a_session_is_useless_without_its_keys(sealed: Rank, monkeypatch: pytest
             assert line.receive().kind != FAIL
 
 
-def test_a_replaced_certificate_makes_new_connections(sealed: Rank, tmp_path: Path) -> None:
+def test_a_replaced_certificate_makes_new_connections(sealed, tmp_path):
     mine = Identity(tmp_path / "puller")
     rpc.act_as(mine)
     with closing(Tcp()) as tls:

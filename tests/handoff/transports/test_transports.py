@@ -1,12 +1,7 @@
 """The real transports between two processes."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,33 +20,30 @@ from baton.handoff.errors import (
     WrongTicket,
 )
 from baton.handoff.memory import segments
-from baton.handoff.records import Bytes
-from baton.handoff.transports.base import Cancellation, Pull, Transport
+from baton.handoff.transports.base import Cancellation, Pull
 from baton.handoff.transports.shm import Shm, offer_of
 from baton.protos.handoff_pb2 import Manifest
-from tests.handoff.caches import TRANSPORTS, random_blocks
+from tests.handoff.caches import TRANSPORTS, random_blocks, released
 from tests.handoff.remote import CACHE_BLOCKS, RemoteSource
 
 BLOCKS = 20
 
 
 @pytest.fixture(scope="module")
-def source() -> Iterator[RemoteSource]:
+def source():
     made = RemoteSource()
     yield made
     made.close()
 
 
 @pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
+def transport(request):
     (made,) = transports.create([request.param])
     yield made
     made.close()
 
 
-def pull_of(
-    manifest: Manifest, first: int = 0, count: int | None = None, within_s: float = 10, **changes: Any
-) -> Pull:
+def pull_of(manifest, first=0, count=None, within_s=10, **changes):
     shard = manifest.shards[0]
     pull = Pull(
         request_id=manifest.request_id,
@@ -66,7 +58,7 @@ def pull_of(
     return replace(pull, **changes)
 
 
-def drain(transport: Transport, pull: Pull) -> Bytes:
+def drain(transport, pull):
     got = []
     expected = pull.first_block
     for records in transport.pull(pull):
@@ -78,9 +70,7 @@ def drain(transport: Transport, pull: Pull) -> Bytes:
 
 @pytest.mark.parametrize(("first", "count"), [(0, 20), (0, 1), (19, 1), (7, 13), (3, 2)])
 @pytest.mark.parametrize("seed", [2, 3])
-def test_whole_and_partial_pulls_bring_the_saved_bytes(
-    source: RemoteSource, transport: Transport, first: int, count: int, seed: int
-) -> None:
+def test_whole_and_partial_pulls_bring_the_saved_bytes(source, transport, first, count, seed):
     blocks = random_blocks(CACHE_BLOCKS, BLOCKS, seed)
     manifest = source.save(f"whole-{first}-{count}-{seed}-{transport.name}", blocks)
     assert transport.reaches(manifest.shards[0])
@@ -88,7 +78,7 @@ def test_whole_and_partial_pulls_bring_the_saved_bytes(
     assert np.array_equal(got, source.records(blocks[first : first + count]))
 
 
-def test_another_epoch_and_another_request_are_refused(source: RemoteSource, transport: Transport) -> None:
+def test_another_epoch_and_another_request_are_refused(source, transport):
     saved = source.save(f"epochs-{transport.name}", range(5, 9), epoch=2)
     for change in ({"epoch": 1}, {"request_id": "somebody else"}):
         with pytest.raises((LeaseExpired, WrongTicket)):
@@ -96,9 +86,7 @@ def test_another_epoch_and_another_request_are_refused(source: RemoteSource, tra
     assert np.array_equal(drain(transport, pull_of(saved)), source.records(range(5, 9)))
 
 
-def test_without_its_ticket_nothing_comes_and_nothing_is_released(
-    source: RemoteSource, transport: Transport
-) -> None:
+def test_without_its_ticket_nothing_comes_and_nothing_is_released(source, transport):
     """A request's id, epoch and place are not enough."""
     saved = source.save(f"ticket-{transport.name}", range(5, 9))
     others = source.save(f"other-{transport.name}", range(9, 13))
@@ -111,7 +99,7 @@ def test_without_its_ticket_nothing_comes_and_nothing_is_released(
         guessed.shards[0].ticket = ticket
         with pytest.raises((LeaseExpired, WrongTicket), match=f"'ticket-{transport.name}'.*ticket"):
             drain(transport, pull_of(guessed))
-        assert not client.release(guessed)
+        assert not released(client, guessed)
         assert client.renew([guessed]) == set()
     assert source.held()[0] == held
     assert client.renew([saved]) == {(saved.request_id, saved.epoch)}
@@ -119,13 +107,13 @@ def test_without_its_ticket_nothing_comes_and_nothing_is_released(
     assert np.array_equal(drain(transport, pull_of(saved)), source.records(range(5, 9)))
 
 
-def test_a_released_save_cannot_be_pulled(source: RemoteSource, transport: Transport) -> None:
+def test_a_released_save_cannot_be_pulled(source, transport):
     manifest = source.save(f"released-{transport.name}", range(1, 5))
     client = HandoffClient()
     before, _ = source.held()
     assert client.staged([manifest.shards[0].address]).handoffs == before
-    assert client.release(manifest, confirmed=True)
-    assert not client.release(manifest)
+    assert released(client, manifest, confirmed=True)
+    assert not released(client, manifest)
     assert source.held()[0] == before - 1
     client.close()
     with pytest.raises(UnknownHandoff if transport.name == "tcp" else LeaseExpired):
@@ -133,31 +121,27 @@ def test_a_released_save_cannot_be_pulled(source: RemoteSource, transport: Trans
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS[:-1], indirect=True)
-def test_memory_released_under_a_reader_is_noticed(source: RemoteSource, transport: Transport) -> None:
+def test_memory_released_under_a_reader_is_noticed(source, transport):
     """Readers find that the ticket is gone."""
     manifest = source.save(f"under-the-reader-{transport.name}", range(1, 31))
     chunks = transport.pull(pull_of(manifest, chunk_bytes=1))
     next(chunks)
     client = HandoffClient()
-    client.release(manifest)
+    released(client, manifest)
     with pytest.raises(LeaseExpired, match="no longer holds it"):
         next(chunks)
     client.close()
 
 
-def test_beyond_the_end_is_an_error(source: RemoteSource, transport: Transport) -> None:
+def test_a_pull_beyond_the_end_or_its_deadline_fails(source, transport):
     manifest = source.save(f"beyond-{transport.name}", range(1, 5))
     with pytest.raises((MalformedManifest, TransportFailed)):
         drain(transport, pull_of(manifest, 2, 10_000))
-
-
-def test_a_pull_ends_at_its_deadline(source: RemoteSource, transport: Transport) -> None:
-    manifest = source.save(f"late-{transport.name}", range(1, 5))
     with pytest.raises(PullTimeout):
         drain(transport, pull_of(manifest, within_s=0))
 
 
-def test_a_cancelled_pull_ends_at_once(source: RemoteSource, transport: Transport) -> None:
+def test_a_cancelled_pull_ends_at_once(source, transport):
     manifest = source.save(f"cancelled-{transport.name}", range(1, 31))
     pull = pull_of(manifest, chunk_bytes=1)
     chunks = transport.pull(pull)
@@ -167,7 +151,7 @@ def test_a_cancelled_pull_ends_at_once(source: RemoteSource, transport: Transpor
         list(chunks)
 
 
-def test_a_dead_source(own_folder: Path, transport: Transport) -> None:
+def test_a_dead_source(own_folder, transport):
     """Its service is gone, but its shared memory can be read until the name is removed."""
     doomed = RemoteSource()
     manifest = doomed.save("dead", range(1, 5))
@@ -179,10 +163,10 @@ def test_a_dead_source(own_folder: Path, transport: Transport) -> None:
     assert offer_of(manifest.shards[0]).segment in segments.remove_stale()
     with pytest.raises(TransportFailed):
         drain(transport, pull_of(manifest, within_s=5))
-    assert not HandoffClient().release(manifest, timeout_s=1)
+    assert not released(HandoffClient(), manifest)
 
 
-def test_the_first_transport_of_the_pullers_list_that_reaches_is_chosen(source: RemoteSource) -> None:
+def test_the_first_transport_of_the_pullers_list_that_reaches_is_chosen(source):
     shard = source.save("chosen", range(1, 3)).shards[0]
     shard.offers.pop("nixl", None)
     shm, tcp = transports.create(["shm", "tcp"])
@@ -203,18 +187,12 @@ def test_the_first_transport_of_the_pullers_list_that_reaches_is_chosen(source: 
     tcp.close()
 
 
-def test_the_former_name_says_what_to_write() -> None:
-    with pytest.raises(HandoffError, match=r"'grpc' any more; write 'tcp' instead$"):
-        transports.create(["shm", "grpc"])
-
-
-def test_transports_are_found_by_their_names() -> None:
+def test_transports_are_found_by_their_names(monkeypatch):
     assert transports.REGISTRY.names() == ["nixl", "shm", "tcp"]
     with pytest.raises(HandoffError, match="there is no handoff transport 'rdma'; there are: nixl, shm, tcp"):
         transports.create(["rdma"])
-
-
-def test_a_transport_with_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(HandoffError, match=r"'grpc' any more; write 'tcp' instead$"):  # its former name
+        transports.create(["shm", "grpc"])
     monkeypatch.setattr(Shm, "name", "memory")
     with pytest.raises(HandoffError, match="'shm' calls itself 'memory'"):
         transports.create(["shm"])

@@ -1,16 +1,13 @@
 """The chaos harness itself: its checks can fail, and its plans are reproducible."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
 import json
 import os
 import random
-import time
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -21,24 +18,24 @@ from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
 from baton.handoff.save.staging import Staging
 from baton.protos import scheduler_pb2 as pb
-from harness.chaos import page, plans, questions
+from harness.chaos import plans, questions
 from harness.chaos.corruption import corrupt
-from harness.chaos.faults import FAULTS, Act
+from harness.chaos.faults import FAULTS
 from harness.chaos.load import Answer, Fate, Load, judge
 from harness.chaos.outcome import TURN_S, Outcome, covered_s, leaks
-from harness.chaos.placing_judge import Placed
-from harness.chaos.plans import PLANS, Plan
+from harness.chaos.plans import PLANS
 from harness.chaos.proxy import Proxy
 from harness.chaos.questions import Case, Questions
 from harness.chaos.site import Site
 from harness.chaos.victims import Part, Shape
 from harness.fake_worker import until
+from harness.serving import serving
 from harness.support import PATIENCE, free_port
 
 RIGHT = list(range(100, 116))
 
 
-def answer(tokens: list[int], **changes: Any) -> Answer:
+def answer(tokens, **changes):
     """Return a right stream of 16 tokens, one event per token every 0.1 s, with changes."""
     one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, _Named()), sent=10.0)
     one.tokens, one.finish = tokens, "length"
@@ -49,11 +46,11 @@ def answer(tokens: list[int], **changes: Any) -> Answer:
     return one
 
 
-def outcome() -> Outcome:
+def outcome():
     return Outcome("p", 1, "2P2D", "mtp", "memory", pause_limit_s=5.0)
 
 
-def judged(one: Answer, *uncovered: tuple[float, float]) -> Outcome:
+def judged(one, *uncovered):
     told = outcome()
     told.add([one], [RIGHT], uncovered)
     return told
@@ -62,15 +59,10 @@ def judged(one: Answer, *uncovered: tuple[float, float]) -> Outcome:
 # -- the checker
 
 
-def test_a_right_answer_is_good() -> None:
-    told = judged(answer(RIGHT))
-    assert (told.good, told.requests, told.failed, told.wrong) == (True, 1, 0, 0)
-    assert told.longest_pause_s == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize(
     ("tokens", "changes", "fate"),
     [
+        (RIGHT, {}, Fate.RIGHT),
         ([*RIGHT[:7], 5, *RIGHT[8:]], {}, Fate.WRONG),
         ([*RIGHT[:15], 5], {}, Fate.WRONG),
         ([*RIGHT[:8], *RIGHT[7:]], {}, Fate.WRONG),  # a token twice
@@ -84,14 +76,14 @@ def test_a_right_answer_is_good() -> None:
         (RIGHT, {"error": "no [DONE]"}, Fate.FAILED),
     ],
 )
-def test_an_answer_is_judged(tokens: list[int], changes: dict[str, Any], fate: Fate) -> None:
+def test_an_answer_is_judged(tokens, changes, fate):
     one = answer(tokens, **changes)
     told = judged(one)
     assert judge(one, RIGHT)[0] is fate
     assert (told.wrong, told.failed, told.router_lost) == tuple(
         int(fate is each) for each in (Fate.WRONG, Fate.FAILED, Fate.ROUTER_LOST)
     )
-    assert told.good is (fate is Fate.ROUTER_LOST)
+    assert told.good is (fate in (Fate.RIGHT, Fate.ROUTER_LOST))
     assert bool(told.messages) is not told.good
 
 
@@ -104,14 +96,14 @@ class _Hung(_Named):
     hung_times = ((13.0, 21.5),)
 
 
-def test_a_503_is_a_failure_unless_nobody_could_serve() -> None:
+def test_a_503_is_a_failure_unless_nobody_could_serve():
     refused = answer(RIGHT, refused=[3.0])
     assert judged(refused, (2.0, 4.0)).good
     told = judged(refused, (3.5, 4.0))
     assert (told.good, told.refused, told.refused_needlessly) == (False, 0, 1)
 
 
-def test_pauses_count_from_the_request_to_the_end_without_the_time_of_a_restart() -> None:
+def test_pauses_count_from_the_request_to_the_end_without_the_time_of_a_restart():
     late = answer(RIGHT, ended=22.0)  # the last token came at 12.0
     told = judged(late)
     assert told.longest_pause_s == told.longest_covered_pause_s == pytest.approx(10.0)
@@ -147,34 +139,19 @@ BATCH = Case((1, 2), 16, stream=True, batch=True)
         ({"case": BATCH, "ended": 12.1 + TURN_S + 5.1}, (12.1,), 1),
     ],
 )
-def test_pauses_are_judged(changes: dict[str, Any], struck: tuple[float, ...], over: int) -> None:
+def test_pauses_are_judged(changes, struck, over):
     told = outcome()
     told.add([answer(RIGHT, **changes)], [RIGHT], [], struck)
     assert told.over_limit == over
 
 
-async def test_a_fault_strikes_when_its_moment_has_come(tmp_path: Path) -> None:
-    act = Act(Site(Shape(1, 1), tmp_path), None, random.Random(1), "any", 0.0)
-    began = time.monotonic()
-    await act.moment(Part("prefill-0", "prefill", {}, act.site))
-    assert began < act.struck <= time.monotonic()
-
-
-def test_a_plan_without_a_limit_reports_its_pauses() -> None:
-    told = Outcome("p", 1, "2P2D", "mtp", "memory", poison={"alone 500": 3}, engines_failed=2)
-    told.add([answer(RIGHT), answer(RIGHT, ended=22.0)], [RIGHT, RIGHT], [])
-    assert (told.good, told.over_limit, told.messages) == (True, 0, [])
-    assert "longest_pause_s: 10.0" in str(told)
-    assert "pause_limit_s" not in str(told)
-
-
-def idle(free: int = 99, **load: int) -> pb.Description:
+def idle(free=99, **load):
     identity = pb.WorkerIdentity(worker_id="d", capacity=pb.Capacity(num_blocks=100))
     worker = pb.WorkerStatus(identity=identity, load=pb.WorkerLoad(free_blocks=free, **load))
     return pb.Description(workers=[worker])
 
 
-def test_every_leak_and_crash_is_noticed() -> None:
+def test_every_leak_and_crash_is_noticed():
     assert not leaks(idle()).any
     assert leaks(idle(free=97)).blocks == 2
     assert leaks(idle(pinned_handoffs=1, pinned_bytes=5)).leases == 1
@@ -193,7 +170,7 @@ def test_every_leak_and_crash_is_noticed() -> None:
         assert not one.good
 
 
-def test_figures_are_judged_by_the_plans_bounds() -> None:
+def test_figures_are_judged_by_the_plans_bounds():
     for least, most, text in (
         ({"refused": 2, "most_booked": 12}, {"recomputed": 1, "lost": 0}, ""),
         ({"refused": 3}, {}, "refused is 2 and should be at least 3"),
@@ -213,13 +190,12 @@ def test_figures_are_judged_by_the_plans_bounds() -> None:
 class _Server:
     """A router with given answers; `calls` counts the requests."""
 
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
+    def __init__(self):
+        self.events = []
         self.refuse = 0  # first requests that get 503
         self.calls = 0
-        self.port = free_port()
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request):
         self.calls += 1
         if self.calls <= self.refuse:
             return web.Response(status=503, headers={"Retry-After": "0"})
@@ -231,20 +207,7 @@ class _Server:
         return response
 
 
-@contextlib.asynccontextmanager
-async def _serving(server: _Server) -> Any:
-    app = web.Application()
-    app.router.add_post("/v1/completions", server.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", server.port).start()
-    try:
-        yield
-    finally:
-        await runner.cleanup()
-
-
-def _event(ids: list[int], reason: str | None = None) -> dict[str, Any]:
+def _event(ids, reason=None):
     return {"choices": [{"token_ids": ids, "finish_reason": reason}]}
 
 
@@ -258,17 +221,18 @@ def _event(ids: list[int], reason: str | None = None) -> dict[str, Any]:
         ([], Fate.FAILED),
     ],
 )
-async def test_the_load_reads_streams_and_judges_them(
-    events: list[dict[str, Any]], fate: Fate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_load_reads_streams_and_judges_them(events, fate, monkeypatch):
     server = _Server()
     server.events, server.refuse = events, 2
     site = Site(Shape(), Path("/nowhere"))
-    site.parts.append(Part("router-0", "router", {"router": {"port": server.port}}, site))
     known = Questions({(1, 2): list(range(100, 400))})
     monkeypatch.setattr(known, "draw", lambda _, **__: Case((1, 2), 16, stream=True))
-    async with _serving(server) if events else contextlib.nullcontext(), Load(site, known, 1, "s") as load:
-        await until(lambda: load.over, "an answer is over", 10.0)
+    nowhere = contextlib.nullcontext(f"127.0.0.1:{free_port()}")
+    async with serving(server.answer) if events else nowhere as place:
+        port = int(place.partition(":")[2])
+        site.parts.append(Part("router-0", "router", {"router": {"port": port}}, site))
+        async with Load(site, known, 1, "s") as load:
+            await until(lambda: load.over, "an answer is over", 10.0)
     one = load.over[0]
     assert judge(one, load.expected(one))[0] is fate
     if events:
@@ -280,7 +244,7 @@ async def test_the_load_reads_streams_and_judges_them(
 
 
 @pytest.mark.parametrize("one", PLANS.values(), ids=list(PLANS))
-def test_a_seed_makes_the_same_plan_with_each_fault_at_each_of_its_stages(one: Plan) -> None:
+def test_a_seed_makes_the_same_plan_with_each_fault_at_each_of_its_stages(one):
     first, again, other = (list(itertools.islice(one.events(seed), 40)) for seed in (7, 7, 8))
     assert first == again
     assert (first != other) == bool(one.faults)
@@ -294,7 +258,7 @@ def test_a_seed_makes_the_same_plan_with_each_fault_at_each_of_its_stages(one: P
         assert low <= event.hold_s <= high
 
 
-def test_the_whole_set_takes_half_an_hour() -> None:
+def test_the_whole_set_takes_half_an_hour():
     assert 20 <= sum(PLANS[name].seconds for name in plans.ALL) / 60 <= 36
     assert {PLANS[name].shape.name for name in plans.ALL} == {
         *("1P1D", "2P2D", "1E1P1D", "1P1D (gangs of 2)", "no engines")
@@ -302,15 +266,7 @@ def test_the_whole_set_takes_half_an_hour() -> None:
     assert {kind for name in plans.ALL for kind in PLANS[name].faults} == set(FAULTS)
 
 
-def test_a_plan_of_long_answers_asks_for_nothing_else() -> None:
-    known = Questions({(1, 2): list(range(280)), (3, 4): list(range(500))})
-    draw = random.Random(1)
-    drawn = {(one.tokens, one.stream) for one in (known.draw(draw, long=True) for _ in range(50))}
-    assert drawn == {(280, True), (questions.MOST, True)}
-    assert len({known.draw(draw).tokens for _ in range(50)}) > 10
-
-
-def test_questions_with_images_are_chats() -> None:
+def test_questions_with_images_are_chats():
     prompts = questions.sample(9, tiny=True, images=True)
     cases = [Case(prompt, 9, stream=True) for prompt in prompts]
     assert sum(bool(one.images) for one in cases) == questions.IMAGES
@@ -321,17 +277,10 @@ def test_questions_with_images_are_chats() -> None:
     assert "prompt" in cases[0].body()
 
 
-def test_questions_are_of_all_lengths() -> None:
-    lengths = [len(prompt) for prompt in questions.sample(2)]
-    assert min(lengths) <= 32
-    assert max(lengths) == questions.LONGEST
-    assert len(questions.sample(PLANS["short"].every)) >= 5
-
-
 # -- the means of harm
 
 
-def test_corruption_hits_each_whole_save_once_and_nothing_else() -> None:
+def test_corruption_hits_each_whole_save_once_and_nothing_else():
     size = 1024
     staging = Staging(Arena(1 << 20, size), lease_s=60.0)
     rows = np.random.default_rng(1).integers(0, 256, (3, 1024), np.uint8)
@@ -358,8 +307,8 @@ def test_corruption_hits_each_whole_save_once_and_nothing_else() -> None:
         staging.close()
 
 
-async def test_the_proxy_passes_drops_and_delays() -> None:
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_the_proxy_passes_drops_and_delays():
+    async def echo(reader, writer):
         while line := await reader.readline():
             writer.write(line)
         writer.close()
@@ -371,7 +320,7 @@ async def test_the_proxy_passes_drops_and_delays() -> None:
         proxy.target = server.sockets[0].getsockname()[1]
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
 
-        async def said(text: bytes) -> float:
+        async def said(text):
             began = loop.time()
             writer.write(text)
             async with asyncio.timeout(5 * PATIENCE):
@@ -390,27 +339,3 @@ async def test_the_proxy_passes_drops_and_delays() -> None:
             assert await coming == b"three\n"
         writer.close()
         await proxy.close()
-
-
-# -- the page
-
-
-def test_a_run_becomes_a_table(tmp_path: Path) -> None:
-    told = judged(answer(RIGHT))
-    told.faults, told.stages = {"kill-decode": 2}, {"decode stream": 3}
-    placed = Placed("q", 3, 500, 20, 2, 2, seconds=60.0, requests=70, placed=71, alone=4, fullest=0.9)
-    placed.faults = {"kill-redis": 5}
-    page.save(tmp_path / "chaos.json", [told, placed])
-    written = tmp_path / "page.md"
-    written.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
-    page.write(tmp_path / "chaos.json", written)
-    text = written.read_text()
-    assert "| p | 1 | 0 | 0 | 0 | 0.50 | 0 | 0 |" in text
-    assert "7 faults in 1.0 minutes" in text
-    assert "`q`: 70 requests, 71 attempts placed, 4 of them by routers alone; 0 failed" in text
-    assert "old" not in text
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    written.write_text("nothing")
-    with pytest.raises(ValueError, match="has no"):
-        page.write(tmp_path / "chaos.json", written)

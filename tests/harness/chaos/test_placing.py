@@ -1,13 +1,7 @@
-"""The placing plan and an operator's drain on real schedulers without engines, and their checks."""
+"""The placing plan on real schedulers without engines, and its checks."""
 
-from __future__ import annotations
-
-import asyncio
 import contextlib
-import random
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
@@ -18,24 +12,21 @@ from baton.protos import scheduler_pb2_grpc
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.types import Booking
-from baton.scheduler.worker_session import WorkerSession
-from harness.chaos.faults import FAULTS, Act
 from harness.chaos.placing import Placing, registered
 from harness.chaos.placing_judge import Left, Placed, Workers
 from harness.chaos.site import Site
 from harness.chaos.victims import Part, Shape
-from harness.scheduling import Options, capacity, identity, place, until
-from harness.support import PATIENCE
+from harness.scheduling import Options, capacity, place, until
 from tests.harness.chaos.test_chaos import idle
 
 # -- the checker of placements
 
 
-def a_booking(request: str, *, prefill: str = "p", tokens: int = 100, blocks: int = 10) -> Booking:
+def a_booking(request, *, prefill="p", tokens=100, blocks=10):
     return Booking(Attempt(request, 1), "router", prefill, "d", tokens, blocks)
 
 
-def workers() -> Workers:
+def workers():
     """Return workers with 4 requests, 99 blocks and 300 queued prompt tokens each."""
     limits = Options(max_queued_prompt_tokens=300, max_queue_factor=1.0)
     return Workers(capacity(max_num_seqs=4, num_blocks=100), limits)
@@ -45,7 +36,7 @@ def workers() -> Workers:
     ("most", "full", "changes"),
     [(4, "d", {"tokens": 10}), (3, "p", {"tokens": 100}), (2, "d", {"tokens": 10, "blocks": 45})],
 )
-def test_a_full_worker_refuses_until_attempts_end(most: int, full: str, changes: dict[str, int]) -> None:
+def test_a_full_worker_refuses_until_attempts_end(most, full, changes):
     one = workers()
     stays = [one.take(a_booking(f"{number}", **changes), 1.0) for number in range(most)]
     assert {refused for _, refused in stays} == {""}
@@ -57,15 +48,13 @@ def test_a_full_worker_refuses_until_attempts_end(most: int, full: str, changes:
     assert one.take(a_booking("long", tokens=900), 1.0)[1] == ""  # any prompt fits into an empty queue
 
 
-def test_a_sum_may_lag_but_has_every_older_attempt() -> None:
+def test_a_sum_may_lag_but_has_every_older_attempt():
     one = workers()
     stay, _ = one.take(a_booking("one"), 10.0)
     one.prefilled(stay, 20.0)
     one.end(stay, 30.0)
 
-    def unlike(
-        worker_id: str, at: float, tokens: int, requests: int, blocks: int, *, knows: bool = True
-    ) -> list[str]:
+    def unlike(worker_id, at, tokens, requests, blocks, *, knows=True):
         told = pb.Description()
         worker = told.workers.add(
             reserved_prompt_tokens=tokens, reserved_requests=requests, reserved_blocks=blocks
@@ -86,19 +75,8 @@ def test_a_sum_may_lag_but_has_every_older_attempt() -> None:
     assert unlike("d", 33.0, 0, 1, 10) != []
 
 
-def test_a_refused_attempt_counts_until_its_router_knows() -> None:
-    one = workers()
-    for number in range(4):
-        one.take(a_booking(f"{number}", tokens=10), 1.0)
-    one.take(a_booking("more", tokens=10), 5.0)
-    told = pb.Description(attempts=[{"attempt": {"request_id": f"{n}", "epoch": 1}} for n in range(4)])
-    told.workers.add(reserved_requests=5, reserved_blocks=50).identity.worker_id = "d"
-    assert one.unlike(told, 5.5, 5.5) == []
-    assert one.unlike(told, 8.0, 8.0) != []
-
-
-def test_placements_are_judged() -> None:
-    def told(placed: int = 1, compared: int = 1) -> Placed:
+def test_placements_are_judged():
+    def told(placed=1, compared=1):
         return Placed("p", 1, 500, 20, 2, 2, placed=placed, compared=compared)
 
     assert told().good
@@ -116,36 +94,27 @@ def test_placements_are_judged() -> None:
         assert not one.good
 
 
-def test_latencies_are_reported_during_faults_and_between_them() -> None:
-    one = Placed("p", 1, 500, 20, 2, 2)
-    one.add([(1.0, 1.1), (2.9, 3.1), (3.5, 3.6), (3.9, 5.0), (5.0, 5.2)], [(3.0, 4.0)])
-    assert (one.calm.count, one.disturbed.count) == (2, 3)
-    assert (one.calm.max_ms, one.disturbed.max_ms) == (200.0, 1100.0)
-
-
 class _Schedulers(Site):
-    """A scheduler that the test started."""
-
-    def __init__(self, server: SchedulerServer, folder: Path) -> None:
+    def __init__(self, server, folder):
         super().__init__(Shape(0, 0, routers=0), folder)
         self._addresses = [server.address]
         self.channel = grpc.aio.insecure_channel(server.address)
         self._stubs = [scheduler_pb2_grpc.SchedulerStub(self.channel)]
         self.parts = [Part("scheduler-0", "scheduler", {}, self, wanted=True)]
 
-    def _bury(self) -> None:
+    def _bury(self):
         """Do nothing: there is no process to end."""
 
 
 @contextlib.asynccontextmanager
-async def _scheduled(folder: Path) -> Any:
+async def _scheduled(folder):
     async with SchedulerServer(Options(max_queued_prompt_tokens=32_768, max_queue_factor=1.25)) as server:
         site = _Schedulers(server, folder)
         yield site
         await site.channel.close(None)
 
 
-async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> None:
+async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path):
     """Place with a real scheduler in this process; then corrupt the routers' memory, which is noticed."""
     told = Placed("p", 1, 200, 20, 2, 1)
     async with _scheduled(tmp_path) as site, registered(site):
@@ -153,7 +122,7 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
             await until(lambda: told.placed > 100 and told.late > 0 and told.compared > 0, 15.0)
             assert told.unlike == 0, told.messages
 
-            async def noticed() -> bool:
+            async def noticed():
                 for attempt in load._pairs:  # repeatedly, because attempts are short
                     load._pairs[attempt] = ("nobody", "nobody")
                 return told.twice > 0
@@ -174,73 +143,5 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
         assert any("but is booked on" in message for message in told.messages)
 
 
-async def _nothing(site: Site) -> bool:
+async def _nothing(site):
     return not Left.of(await site.describe_each()).any
-
-
-# -- a drain by an operator
-
-
-class _Life(Part):
-    """A worker without an engine that registers at each start and ends when it is told to drain."""
-
-    lives = 0
-    unnamed = False  # restarts share no name, so a drain does not apply to the next one
-    greedy = False  # takes requests after its restart although it is drained
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def worker_id(self) -> str:
-        return f"{self.name}.{self.lives}"
-
-    def start(self) -> None:
-        self.lives += 1
-        self.wanted = True
-        self.task = asyncio.create_task(self._live())
-
-    async def ended(self, within_s: float = 10.0) -> int:
-        assert self.task is not None
-        await asyncio.wait_for(asyncio.shield(self.task), within_s * PATIENCE)
-        return 0
-
-    async def _live(self) -> None:
-        one = identity(self.worker_id, pb.ROLE_PREFILL)
-        one.name = "" if self.unnamed else self.name
-        busy = pb.WorkerLoad(running=int(self.greedy and self.lives > 1))
-        async with SchedulerClient(self.site.scheduler_address) as client:
-            session = WorkerSession(client, one, lambda: busy)
-            await session.start(5.0)
-            await session.ready(one.capacity)
-            await session.draining.wait()
-            await session.close()
-
-
-@pytest.mark.parametrize(
-    ("flaw", "noticed"),
-    [("", ""), ("unnamed", "is not drained after"), ("greedy", "is drained but has")],
-)
-async def test_an_operators_drain_holds_the_next_life(
-    flaw: str, noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if flaw == "unnamed":
-        monkeypatch.setattr("harness.chaos.site.START_S", 0.5)
-    async with _scheduled(tmp_path) as site, SchedulerClient(site.scheduler_address) as client:
-        worker = _Life("prefill-0", "prefill", {}, site)
-        if flaw:
-            setattr(worker, flaw, True)
-        site.parts.append(worker)
-        worker.start()
-        watching = asyncio.create_task(site._watch())
-        await site.whole(10.0 * PATIENCE)
-        first = worker.worker_id
-        act = Act(site, None, random.Random(1), "any", 0.2)
-        with pytest.raises(AssertionError, match=noticed) if noticed else contextlib.nullcontext():
-            await FAULTS["operator-drain"].run(act)
-        assert worker.worker_id != first
-        assert not (await client.describe()).drained
-        await site.whole(10.0 * PATIENCE)
-        assert not site.crashes
-        watching.cancel()
-        assert worker.task is not None
-        worker.task.cancel()
-        await asyncio.gather(watching, worker.task, return_exceptions=True)

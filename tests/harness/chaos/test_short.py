@@ -3,11 +3,8 @@
 `make chaos` and `python -m bench faults` run for longer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -19,13 +16,14 @@ from harness.chaos.outcome import Outcome
 from harness.chaos.placing_judge import Placed
 from harness.chaos.plans import PLANS
 from harness.chaos.run import run
-from harness.chaos.site import Site
 from harness.prometheus import Prometheus, Webhook, alertmanager, prometheus, webhook, why_not
 from harness.support import eventually
 
+pytestmark = pytest.mark.timeout(400)
 SEED = 1
 PLAN = PLANS["short"]
 MISSING = why_not("prometheus", "promtool", "prometheus-alertmanager")
+watched = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 PANELS = [
     pytest.param(panel, id=f"{board.title}: {row.title}: {panel.title}")
     for board in BOARDS
@@ -51,8 +49,6 @@ RETRIES = "baton_router_retries_total"
 
 @dataclass
 class Run:
-    """A run of the plan and its observers."""
-
     outcome: Outcome | Placed
     began: float
     ended: float
@@ -62,14 +58,14 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def short(tmp_path_factory):
     folder = tmp_path_factory.mktemp("short")
     with ExitStack() as stack:
-        server: Prometheus | None = None
-        hook: Webhook | None = None
-        targets: dict[str, str] = {}
+        server = None
+        hook = None
+        targets = {}
 
-        def watch(site: Site) -> None:
+        def watch(site):
             nonlocal server, hook
             hook = stack.enter_context(webhook())
             manager = stack.enter_context(alertmanager(folder / "alertmanager", hook.url))
@@ -78,7 +74,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
                 prometheus(folder / "prometheus", site.target_urls, manager, scrape_s=1)
             )
 
-            def all_up() -> bool:
+            def all_up():
                 targets.update(watching.targets())
                 return len(targets) == len(site.parts) and set(targets.values()) == {"up"}
 
@@ -92,18 +88,14 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield Run(outcome, began, time.time(), server, hook, targets)
 
 
-@pytest.mark.timeout(400)
-def test_no_death_costs_an_answer(short: Run) -> None:
-    assert isinstance(short.outcome, Outcome)
+def test_no_death_costs_an_answer(short):
     assert short.outcome.good, str(short.outcome)
     assert sum(short.outcome.faults.values()) == len(PLAN.faults)
     assert short.outcome.requests > PLAN.clients
 
 
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
-@pytest.mark.timeout(400)
-def test_alertmanager_notifies_a_webhook_of_the_worker_that_died(short: Run) -> None:
-    assert short.hook is not None
+@watched
+def test_alertmanager_notifies_a_webhook_of_the_worker_that_died(short):
     hook = short.hook
     eventually(lambda: "BatonWorkerLost" in hook.names(), 20, f"it is told: {hook.heard}")
     alerts = [alert for message in hook.heard for alert in message["alerts"]]
@@ -112,14 +104,11 @@ def test_alertmanager_notifies_a_webhook_of_the_worker_that_died(short: Run) -> 
     assert lost["annotations"]["runbook"] == "docs/runbooks/BatonWorkerLost.md"
 
 
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
-@pytest.mark.timeout(400)
+@watched
 @pytest.mark.parametrize("panel", PANELS)
-def test_a_panel_has_samples(short: Run, panel: object) -> None:
-    assert short.server is not None
-    assert isinstance(short.outcome, Outcome)
+def test_a_panel_has_samples(short, panel):
     without = {**WITHOUT, **({} if short.outcome.retries else {RETRIES: "the kill hit no request"})}
-    for query in panel.queries:  # type: ignore[attr-defined]
+    for query in panel.queries:
         if any(name in query.expr for name in without):
             continue
         expr = query.expr.replace(WINDOW, "30s").replace("[1h]", "[1m]")
@@ -127,9 +116,7 @@ def test_a_panel_has_samples(short: Run, panel: object) -> None:
         assert short.server.range(expr, short.began, short.ended, step_s=1), query.expr
 
 
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
-@pytest.mark.timeout(400)
-def test_every_role_was_scraped(short: Run) -> None:
-    assert short.server is not None
+@watched
+def test_every_role_was_scraped(short):
     found = short.server.range("count by (role) (up)", short.began, short.ended)
     assert {one["metric"]["role"] for one in found} == {"scheduler", "router", "prefill", "decode"}

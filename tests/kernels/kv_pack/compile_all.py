@@ -6,13 +6,10 @@ compiles all to machine code. It asserts that nothing is computed in float64, fo
 and that KV is moved 16 bytes at a time.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys
 from functools import partial
-from typing import Any
 from unittest import mock
 
 import torch
@@ -20,9 +17,6 @@ import torch
 from baton.kernels.kv_pack import WIRE_DTYPES, KVTable, gpu
 from tests.kernels.compiling import compile_launches
 from tests.kernels.kv_pack.layers import BF16, CACHES, FP16, FP32, Layer
-
-Case = tuple[tuple[int, int], list[Layer], str]  # compute capability, cache, format
-Variants = dict[tuple[Any, ...], str]
 
 KERNELS = ["pack_kernel", "unpack_kernel"]
 QUANTISED = [wire for wire in WIRE_DTYPES if wire != "auto"]
@@ -38,7 +32,7 @@ UNEVEN = [[*layers, Layer((2, 16, 2 * 24), 24, layers[0].dtype)] for layers in M
 WHOLE = ["gqa", "mla"]
 MOVES = re.compile(r"(ld|st)\.global[\w.:]*\.(?:v2\.b64|v4\.b32)")
 HOPPER, AMPERE = (9, 0), (8, 0)  # before (8, 9) codes are converted by bit operations
-BRANCHES: list[Case] = [
+BRANCHES = [
     *((HOPPER, layers, wire) for layers in MIXTURES for wire in QUANTISED),
     *((AMPERE, MIXTURES[-1], wire) for wire in QUANTISED),
     *((HOPPER, layers, "fp8_e4m3") for layers in UNEVEN),
@@ -46,7 +40,7 @@ BRANCHES: list[Case] = [
 ]
 
 
-def launch(layers: list[Layer], wire: str) -> None:
+def launch(layers, wire):
     """Pack and unpack one block, so that each kernel is launched as it would be on a GPU."""
     blocks = [layer.poisoned("cpu") for layer in layers]
     table = KVTable(blocks, [layer.width for layer in layers], wire)
@@ -56,27 +50,27 @@ def launch(layers: list[Layer], wire: str) -> None:
     gpu.unpack(table, records, ids, digests)
 
 
-def compile_cases(cases: list[Case], seen: Variants, *, whole: bool) -> None:
+def compile_cases(cases, seen, *, whole):
     for capability, layers, wire in cases:
         with mock.patch.object(torch.cuda, "get_device_capability", lambda _, found=capability: found):
             call = partial(launch, layers, wire)
             compile_launches(gpu, KERNELS, call, whole=whole, seen=seen)
 
 
-def assert_wide(wire: str, variants: Variants) -> None:
+def assert_wide(wire, variants):
     """Check that each kernel reads and writes KV, as opposed to codes, 16 bytes at a time."""
     for key, text in variants.items():
         wanted = {"ld", "st"} if wire == "auto" else {"ld" if key[0] == "pack_kernel" else "st"}
         assert set(MOVES.findall(text)) == wanted, f"{key} does not move 16 bytes at once"
 
 
-def main() -> None:
+def main():
     every = "every" in sys.argv
-    first: Variants = {}
-    whole: Variants = {}
+    first = {}
+    whole = {}
     compile_cases(BRANCHES, first, whole=False)
     for name, wire in itertools.product(WHOLE, WIRE_DTYPES):
-        variants: Variants = {}
+        variants = {}
         compile_cases([(HOPPER, CACHES[name], wire)], variants, whole=True)
         assert_wide(wire, variants)
         whole |= variants

@@ -1,8 +1,5 @@
 """Random caches with the layouts that engines use."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +17,7 @@ class Layer:
     dtype: torch.dtype
     gap: int = 0  # elements between blocks that belong to others
 
-    def make(self, seed: int, device: str) -> torch.Tensor:
+    def make(self, seed, device):
         """Return random rows of very different magnitude; some are zero, tiny or a single number."""
         generator = torch.Generator().manual_seed(seed)
         elements = torch.Size(self.shape).numel()
@@ -33,19 +30,19 @@ class Layer:
         rows[2, 0, -1] = -3.0
         return self._spread(rows.reshape(BLOCKS, elements).to(self.dtype), device)
 
-    def poisoned(self, device: str) -> torch.Tensor:
+    def poisoned(self, device):
         elements = torch.Size(self.shape).numel()
         size = elements * torch.empty(0, dtype=self.dtype).element_size()
         return self._spread(torch.full((BLOCKS, size), 0xA5, dtype=torch.uint8).view(self.dtype), device)
 
-    def _spread(self, blocks: torch.Tensor, device: str) -> torch.Tensor:
+    def _spread(self, blocks, device):
         wide = torch.zeros(BLOCKS, blocks.shape[1] + self.gap, dtype=torch.uint8).to(self.dtype)
         wide[:, : blocks.shape[1]].view(torch.uint8).copy_(blocks.view(torch.uint8))
         return wide.to(device)[:, : blocks.shape[1]]
 
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-CACHES: dict[str, list[Layer]] = {
+CACHES = {
     "gqa": [Layer((2, 16, 128), 64, BF16) for _ in range(3)],
     "odd heads, float16": [Layer((5, 16, 2 * 40), 40, FP16)],
     "float32": [Layer((3, 16, 64), 32, FP32)],
@@ -64,12 +61,11 @@ CACHES: dict[str, list[Layer]] = {
 }
 
 
-def made(layers: Sequence[Layer], seed: int, device: str) -> list[torch.Tensor]:
+def made(layers, seed, device):
     return [layer.make(seed + i, device) for i, layer in enumerate(layers)]
 
 
-def same(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
-    """Return whether all bits are equal."""
+def same(left, right):
     return all(
         torch.equal(a.cpu().contiguous().view(torch.uint8), b.cpu().contiguous().view(torch.uint8))
         for a, b in zip(left, right, strict=True)

@@ -3,10 +3,6 @@
 It asserts that texts are read 16 bytes per thread, and that no array is kept on a stack.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 
 from baton.kernels.ngram_match import gpu, new_workspace
@@ -15,7 +11,7 @@ from tests.kernels.compiling import compile_launches
 KERNELS = ["_ngram_match_kernel"]
 
 
-def launch(tail: int) -> None:
+def launch(tail):
     tokens, numbers = torch.zeros(4, 1024, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     rows, drafts = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 5, dtype=torch.int64)
     tails = torch.zeros(2, tail, dtype=torch.int64) if tail else None
@@ -24,10 +20,10 @@ def launch(tail: int) -> None:
     gpu.ngram_match(*given, min_n=2, max_n=16, rows=rows, tails=tails, workspace=workspace)
 
 
-def main() -> None:
-    variants: dict[tuple[Any, ...], str] = {}
+def main():
+    variants = {}
     for tail in (0, 2):
-        compile_launches(gpu, KERNELS, lambda tail=tail: launch(tail), seen=variants)  # type: ignore[misc]
+        compile_launches(gpu, KERNELS, lambda tail=tail: launch(tail), seen=variants)
     print({name: sum(key[0] == name for key in variants) for name in KERNELS})
     for key, text in variants.items():
         assert "ld.global.v4.b32" in text, f"{key} does not read 16 bytes at once"

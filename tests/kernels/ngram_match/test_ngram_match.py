@@ -1,8 +1,5 @@
 """The GPU's and the CPU's form against the naive one, on texts of few letters, which have many matches."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -16,11 +13,10 @@ from bench import kernels_ngram_match
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 POISON = -77
-Match = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
-def gpu() -> Match:
+def gpu():
     """The Triton form: compiled on a GPU, interpreted without one."""
     from baton.kernels.ngram_match import gpu as triton_form
 
@@ -38,9 +34,7 @@ class Texts:
     tails: torch.Tensor | None = None
 
 
-def texts_of(
-    texts: list[list[int]], limits: list[int], *, width: int = 0, tails: list[list[int]] | None = None
-) -> Texts:
+def texts_of(texts, limits, *, width=0, tails=None):
     width = max(width, *(len(text) for text in texts), 1)
     tokens = torch.randint(0, 3, (len(texts), width), dtype=torch.int32)
     for row, text in zip(tokens, texts, strict=True):
@@ -53,9 +47,7 @@ def texts_of(
     )
 
 
-def run(
-    match: Match, batch: Texts, k: int, low: int, high: int, dtype: torch.dtype = torch.int32
-) -> list[list[int]]:
+def run(match, batch, k, low, high, dtype=torch.int32):
     """Return the drafts of each request, and check that no other element was written."""
     device = "cpu" if match in (naive.ngram_match, cpu.ngram_match) else DEVICE
     more = {}
@@ -91,9 +83,7 @@ BATCHES = st.lists(st.tuples(TEXT, st.integers(0, 6)), min_size=1, max_size=4)
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(BATCHES, st.integers(1, 4), st.integers(0, 9), st.integers(0, 3), st.data())
-def test_all_forms_find_the_same(
-    gpu: Match, requests: list[tuple[list[int], int]], low: int, more: int, tail: int, data: st.DataObject
-) -> None:
+def test_all_forms_find_the_same(gpu, requests, low, more, tail, data):
     texts, limits = map(list, zip(*requests, strict=True))
     tails = (
         [data.draw(st.lists(st.integers(0, 2), min_size=tail, max_size=tail)) for _ in texts]
@@ -110,7 +100,7 @@ def test_all_forms_find_the_same(
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 1023, 1024, 1025, 1026, 2050, 5000])
-def test_matches_around_the_ends_of_blocks(gpu: Match, length: int) -> None:
+def test_matches_around_the_ends_of_blocks(gpu, length):
     texts = [torch.randint(0, letters, (length,)).tolist() for letters in (1, 2, 9, 5000)]
     batch = texts_of(texts, [4, 1, 9, 4], width=5003)
     expected = run(naive.ngram_match, batch, 7, 2, 4)
@@ -119,7 +109,7 @@ def test_matches_around_the_ends_of_blocks(gpu: Match, length: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 500, 1020, 1021, 1022, 1023, 1024, 3000])
-def test_a_single_match_is_found_anywhere(gpu: Match, place: int) -> None:
+def test_a_single_match_is_found_anywhere(gpu, place):
     text = list(range(100, 4196))
     text[place : place + 5] = [1, 2, 3, 7, 8]
     text += [1, 2, 3]
@@ -142,14 +132,14 @@ MATCHES = {
 
 
 @pytest.mark.parametrize("name", MATCHES)
-def test_which_match_is_taken(gpu: Match, name: str) -> None:
+def test_which_match_is_taken(gpu, name):
     text, expected = MATCHES[name]
     batch = texts_of([text], [3])
     for match in (naive.ngram_match, cpu.ngram_match, gpu):
         assert run(match, batch, 8, 2, 4) == [expected]
 
 
-def test_long_n_grams(gpu: Match) -> None:
+def test_long_n_grams(gpu):
     """A match of 12 tokens wins over a later one of 10, unless at most 10 tokens are compared."""
     end = list(range(10, 22))
     text = [*end, 70, 1, *end[2:], 80, 2, *end]
@@ -158,27 +148,27 @@ def test_long_n_grams(gpu: Match) -> None:
         assert run(match, texts_of([text], [1]), 4, 2, 10) == [[80]]
 
 
-def test_limits(gpu: Match) -> None:
+def test_limits(gpu):
     batch = texts_of([[1, 2, 3, 1, 2]] * 4, [0, -3, 2, 99])
     for match in (naive.ngram_match, cpu.ngram_match, gpu):
         assert run(match, batch, 4, 1, 3) == [[], [], [3, 1], [3, 1, 2, 3]]
 
 
-def test_one_request_of_many_rows_with_drafts_of_another_type(gpu: Match) -> None:
+def test_one_request_of_many_rows_with_drafts_of_another_type(gpu):
     batch = texts_of([[1, 2, 1], [4, 5, 6, 8, 4, 5], [3]], [3], tails=None)
     batch.rows, batch.tails = torch.tensor([1]), torch.tensor([[6, 8]])
     for match in (naive.ngram_match, cpu.ngram_match, gpu):
         assert run(match, batch, 4, 2, 9, torch.int64) == [[4, 5, 6]]
 
 
-def test_the_dispatcher_runs_on_the_cpu() -> None:
+def test_the_dispatcher_runs_on_the_cpu():
     batch = texts_of([[1, 2, 3, 1, 2], [1, 2]], [2, 2])
     assert run(ngram_match, batch, 4, 2, 3) == [[3, 1], []]
     empty = torch.zeros(0, dtype=torch.int32)
     ngram_match(batch.tokens, batch.lengths, empty, torch.zeros(0, 4), empty, min_n=1, max_n=2)
 
 
-def test_the_dispatcher_refuses_wrong_arguments() -> None:
+def test_the_dispatcher_refuses_wrong_arguments():
     batch = texts_of([[1, 2]], [2])
     drafts, counts = torch.zeros(1, 4), torch.zeros(1, dtype=torch.int32)
     with pytest.raises(ValueError, match="min_n <= max_n"):
@@ -189,10 +179,10 @@ def test_the_dispatcher_refuses_wrong_arguments() -> None:
         ngram_match(batch.tokens, batch.lengths, batch.limits, drafts[:0], counts, min_n=1, max_n=2)
 
 
-def test_the_benchmark_refuses_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_refuses_a_wrong_kernel(monkeypatch):
     kernels_ngram_match.check("cpu")
 
-    def wrong(*arguments: torch.Tensor, min_n: int, max_n: int) -> None:
+    def wrong(*arguments, min_n, max_n):
         ngram_match(*arguments, min_n=min_n, max_n=max_n - 1)
 
     monkeypatch.setattr(kernels_ngram_match, "ngram_match", wrong)

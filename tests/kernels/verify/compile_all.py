@@ -5,16 +5,13 @@ of them, to machine code. It asserts that only `cut_kernel` computes in float64,
 units.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from baton.kernels.verify import Job, gpu
+from baton.kernels.verify import gpu
 from harness.verify_cases import Shape
 from tests.kernels.compiling import compile_launches
 
@@ -34,9 +31,9 @@ WHOLE = [
 ]
 
 
-def jobs(method: str, proposal: str, filters: str, packed: bool, dtype: torch.dtype) -> list[Job]:
+def jobs(method, proposal, filters, packed, dtype):
     """Return jobs of this shape as the tests, model runner V1 and model runner V2 make them."""
-    shape = Shape(3, 3, 2048, 1024, method, proposal, filters, dtype, packed)  # type: ignore[arg-type]
+    shape = Shape(3, 3, 2048, 1024, method, proposal, filters, dtype, packed)
     job = shape.job(0)
     made = [job, replace(job, positions=None)]
     drafts = job.drafts.logits
@@ -49,15 +46,15 @@ def jobs(method: str, proposal: str, filters: str, packed: bool, dtype: torch.dt
     return made
 
 
-def main() -> None:
-    seen: dict[tuple[Any, ...], str] = {}
-    whole: dict[tuple[Any, ...], str] = {}
+def main():
+    seen = {}
+    whole = {}
     for one in EVERY if "every" in sys.argv else BRANCHES + WHOLE:
         for job in jobs(*one):
-            compile_launches(gpu, KERNELS, lambda job=job: gpu.verify(job), whole=False, seen=seen)  # type: ignore[misc]
+            compile_launches(gpu, KERNELS, lambda job=job: gpu.verify(job), whole=False, seen=seen)
         if "every" in sys.argv or one in WHOLE:
             job = jobs(*one)[0]
-            compile_launches(gpu, KERNELS, lambda job=job: gpu.verify(job), seen=whole)  # type: ignore[misc]
+            compile_launches(gpu, KERNELS, lambda job=job: gpu.verify(job), seen=whole)
     for form in (seen, whole):
         print({name: sum(key[0] == name for key in form) for name in KERNELS})
         for key, text in form.items():

@@ -4,23 +4,20 @@ The target is a table of what follows each token. Texts of LENGTH tokens are wri
 needed, with one seed per request and its positions, so that random numbers used twice would show.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 
-from baton.kernels.verify import DraftedTokens, Job, Method, Sampling, cpu, verify
+from baton.kernels.verify import DraftedTokens, Job, Sampling, cpu, verify
 
 SAMPLES = 20_000
 LENGTH = 4
 VOCABULARY = 5
 DRAFTED = 2
 CHANCE = 1e-5  # probability that a right sample fails, in each of some 30 comparisons
-WAYS: dict[str, dict[str, Any]] = {
+WAYS = {
     "all": {"temperature": 1.0},
     "filtered": {"temperature": 0.7, "top_k": 4, "top_p": 0.85, "min_p": 0.05},
 }
@@ -34,14 +31,14 @@ class Tables:
     drafter: torch.Tensor
 
     @classmethod
-    def random(cls, seed: int) -> Tables:
+    def random(cls, seed):
         make = torch.Generator().manual_seed(seed)
         target = 1.5 * torch.randn(VOCABULARY, VOCABULARY, generator=make)
         return cls(target, target + torch.randn(VOCABULARY, VOCABULARY, generator=make))
 
 
-def sampling(way: dict[str, Any], requests: int, seed: int = 0) -> Sampling:
-    def each(name: str, dtype: torch.dtype) -> torch.Tensor | None:
+def sampling(way, requests, seed=0):
+    def each(name, dtype):
         return torch.full((requests,), way[name], dtype=dtype) if name in way else None
 
     return Sampling(
@@ -53,9 +50,7 @@ def sampling(way: dict[str, Any], requests: int, seed: int = 0) -> Sampling:
     )
 
 
-def draft(
-    tables: Tables, text: torch.Tensor, temperature: float, proposal: str, make: torch.Generator
-) -> Any:
+def draft(tables, text, temperature, proposal, make):
     """Return drafts [R, DRAFTED] after tokens [R], drawn or most likely, and logits [R, DRAFTED, V]."""
     tokens, logits = [text], []
     for _ in range(DRAFTED):
@@ -66,10 +61,7 @@ def draft(
     return torch.stack(tokens[1:], 1), torch.stack(logits, 1)
 
 
-def step(
-    tables: Tables, way: dict[str, Any], method: Method, proposal: str, last: torch.Tensor, at: torch.Tensor,
-    make: torch.Generator, seed: int = 0,
-) -> Job:  # fmt: skip
+def step(tables, way, method, proposal, last, at, make, seed=0):
     """Return a job with drafts after the last tokens [R] at these positions; some requests have fewer."""
     requests = last.shape[0]
     tokens, logits = draft(tables, last, way["temperature"], proposal, make)
@@ -95,9 +87,7 @@ def step(
     )
 
 
-def written(
-    tables: Tables, way: dict[str, Any], method: Method, proposal: str, samples: int = SAMPLES
-) -> torch.Tensor:
+def written(tables, way, method, proposal, samples=SAMPLES):
     """Return [samples, LENGTH] tokens that follow token 0."""
     make = torch.Generator().manual_seed(5)
     text = torch.zeros(samples, LENGTH + DRAFTED + 1, dtype=torch.int64)
@@ -115,7 +105,7 @@ def written(
     return text[:, 1 : LENGTH + 1]
 
 
-def chances(tables: Tables, way: dict[str, Any]) -> torch.Tensor:
+def chances(tables, way):
     """Return [V, V]: the probability of each token after each, by the definition of the filters."""
     rows = []
     for row in tables.target.double():
@@ -129,7 +119,7 @@ def chances(tables: Tables, way: dict[str, Any]) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def chance_of_fit(texts: torch.Tensor, follows: torch.Tensor) -> float:
+def chance_of_fit(texts, follows):
     """Return how likely texts of the right distribution fit at least as badly as these [samples, n]."""
     found = torch.zeros((VOCABULARY,) * texts.shape[1], dtype=torch.float64)
     found.index_put_(tuple(texts.t()), found.new_ones(texts.shape[0]), accumulate=True)
@@ -151,7 +141,7 @@ def chance_of_fit(texts: torch.Tensor, follows: torch.Tensor) -> float:
 @pytest.mark.parametrize("method", ["standard", "block"])
 @pytest.mark.parametrize("proposal", ["one-hot", "probs", "logits"])
 @pytest.mark.parametrize("way", WAYS)
-def test_texts_have_the_targets_distribution(method: Method, proposal: str, way: str) -> None:
+def test_texts_have_the_targets_distribution(method, proposal, way):
     tables = Tables.random(1)
     texts = written(tables, WAYS[way], method, proposal)
     follows = chances(tables, WAYS[way])
@@ -164,7 +154,7 @@ def test_texts_have_the_targets_distribution(method: Method, proposal: str, way:
     )
 
 
-def test_numbers_that_are_drawn_twice_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_that_are_drawn_twice_show(monkeypatch):
     """Block verification needs new random numbers for positions that are verified again."""
     drawn = cpu.uniforms
     monkeypatch.setattr(cpu, "uniforms", lambda seeds, at, numbers: drawn(seeds, at, numbers * 0))
@@ -174,7 +164,7 @@ def test_numbers_that_are_drawn_twice_show(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_sampling_without_drafts(way: str) -> None:
+def test_sampling_without_drafts(way):
     tables = Tables.random(3)
     none = torch.zeros(0, dtype=torch.int32)
     drafts = DraftedTokens(none, torch.arange(1, SAMPLES + 1).int(), 0)
@@ -183,7 +173,7 @@ def test_sampling_without_drafts(way: str) -> None:
 
 
 @pytest.mark.parametrize("proposal", ["one-hot", "probs"])
-def test_block_verification_accepts_no_fewer_drafts(proposal: str) -> None:
+def test_block_verification_accepts_no_fewer_drafts(proposal):
     """With drawn drafts it accepts more of some; with one-hot drafts it accepts the same number."""
     gains = []
     for seed in range(8):
@@ -191,7 +181,7 @@ def test_block_verification_accepts_no_fewer_drafts(proposal: str) -> None:
         for method in ("standard", "block"):
             make = torch.Generator().manual_seed(seed)
             last, at = torch.arange(SAMPLES) % VOCABULARY, torch.zeros(SAMPLES, dtype=torch.int64)
-            job = step(tables, WAYS["all"], method, proposal, last, at, make, seed)  # type: ignore[arg-type]
+            job = step(tables, WAYS["all"], method, proposal, last, at, make, seed)
             accepted[method] = cpu.verify(job).counts.double()
         difference = accepted["block"] - accepted["standard"]
         error = float(difference.std()) / SAMPLES**0.5

@@ -1,19 +1,14 @@
 """The CPU's and the GPU's form against the naive one, token for token."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from baton.kernels.verify import DraftedTokens, Job, Sampling, Verified, cpu, naive, verify
+from baton.kernels.verify import DraftedTokens, Job, Sampling, cpu, naive, verify
 from harness.verify_cases import Shape, moved
-
-Verify = Callable[..., Verified]
 
 PROPOSALS = ["one-hot", "probs", "logits"]
 METHODS = ["standard", "block"]
@@ -21,7 +16,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 @pytest.fixture(scope="module")
-def gpu() -> Verify:
+def gpu():
     """The Triton form: compiled on a GPU, interpreted without one."""
     pytest.importorskip("triton")
     from baton.kernels.verify import gpu as triton_form
@@ -30,18 +25,18 @@ def gpu() -> Verify:
 
 
 @pytest.fixture(autouse=True)
-def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
+def _poison(monkeypatch):
     """Fill new memory with nan, or with an impossible integer."""
     new = torch.empty
 
-    def poisoned(*args: object, **kwargs: object) -> torch.Tensor:
-        made = new(*args, **kwargs)  # type: ignore[call-overload]
-        return made.fill_(float("nan") if made.is_floating_point() else -77)  # type: ignore[no-any-return]
+    def poisoned(*args, **kwargs):
+        made = new(*args, **kwargs)
+        return made.fill_(float("nan") if made.is_floating_point() else -77)
 
     monkeypatch.setattr(torch, "empty", poisoned)
 
 
-def check(one: Verify, job: Job, device: str = "cpu", **more: int) -> Verified:
+def check(one, job, device="cpu", **more):
     """Run one form, and check its result against the naive form and that the logits are unchanged."""
     wanted = naive.verify(job)
     before = job.logits.clone()
@@ -56,16 +51,16 @@ def check(one: Verify, job: Job, device: str = "cpu", **more: int) -> Verified:
 @pytest.mark.parametrize("proposal", PROPOSALS)
 @pytest.mark.parametrize("filters", ["", "k", "p", "m", "kp", "kpm"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_cpu_form(method: str, proposal: str, filters: str, dtype: torch.dtype) -> None:
-    shape = Shape(requests=8, method=method, proposal=proposal, filters=filters, dtype=dtype)  # type: ignore[arg-type]
+def test_the_cpu_form(method, proposal, filters, dtype):
+    shape = Shape(requests=8, method=method, proposal=proposal, filters=filters, dtype=dtype)
     for seed, packed in enumerate((True, False)):
         check(cpu.verify, replace(shape, packed=packed).job(seed))
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("proposal", "dtype"), list(zip(PROPOSALS, DTYPES, strict=True)))
-def test_the_gpu_form(gpu: Verify, device: str, method: str, proposal: str, dtype: torch.dtype) -> None:
-    shape = Shape(method=method, proposal=proposal, dtype=dtype)  # type: ignore[arg-type]
+def test_the_gpu_form(gpu, device, method, proposal, dtype):
+    shape = Shape(method=method, proposal=proposal, dtype=dtype)
     for seed, packed in enumerate((True, False)):
         check(gpu, replace(shape, packed=packed).job(10 + seed), device)
 
@@ -82,17 +77,15 @@ def test_the_gpu_form(gpu: Verify, device: str, method: str, proposal: str, dtyp
         ("p", torch.bfloat16, "standard", "one-hot", 2),
     ],
 )
-def test_filters_of_the_gpu_form(
-    gpu: Verify, device: str, filters: str, dtype: torch.dtype, method: str, proposal: str, room: int
-) -> None:
+def test_filters_of_the_gpu_form(gpu, device, filters, dtype, method, proposal, room):
     shape = Shape(
         requests=2, most=2, filters=filters, dtype=dtype, method=method, proposal=proposal, greedy=0
-    )  # type: ignore[arg-type]
+    )
     check(gpu, shape.job(20), device, room=room)
 
 
 @pytest.mark.parametrize("one", ["gpu", "cpu"])
-def test_an_odd_vocabulary(one: str, device: str, request: pytest.FixtureRequest) -> None:
+def test_an_odd_vocabulary(one, device, request):
     run = cpu.verify if one == "cpu" else request.getfixturevalue("gpu")
     shape = Shape(requests=2, most=1, vocabulary=32_003, tile=1024, greedy=0)
     check(run, shape.job(30), device if one == "gpu" else "cpu")
@@ -106,25 +99,20 @@ class TestEdges:
     """Unusual shapes and values."""
 
     @pytest.fixture
-    def run(self, one: str, request: pytest.FixtureRequest) -> Verify:
-        return cpu.verify if one == "cpu" else request.getfixturevalue("gpu")  # type: ignore[no-any-return]
+    def run(self, one, request):
+        return cpu.verify if one == "cpu" else request.getfixturevalue("gpu")
 
     @pytest.fixture
-    def where(self, one: str, device: str) -> str:
+    def where(self, one, device):
         return device if one == "gpu" else "cpu"
 
-    def test_one_request_without_drafts(self, run: Verify, where: str, method: str) -> None:
-        job = Shape(requests=1, most=0, method=method).job(40)  # type: ignore[arg-type]
-        assert check(run, job, where).counts.tolist() == [1]
-
-    def test_no_request_has_drafts(self, run: Verify, where: str, method: str) -> None:
-        job = Shape(requests=2, most=0, method=method).job(41)  # type: ignore[arg-type]
+    def test_drafts_and_positions_are_optional(self, run, where, method):
+        assert check(run, Shape(requests=1, most=0, method=method).job(40), where).counts.tolist() == [1]
+        job = Shape(requests=2, most=0, method=method).job(41)
         check(run, replace(job, drafts=replace(job.drafts, most=3)), where)
+        check(run, replace(Shape(method=method).job(42), positions=None), where)
 
-    def test_positions_are_optional(self, run: Verify, where: str, method: str) -> None:
-        check(run, replace(Shape(method=method).job(42), positions=None), where)  # type: ignore[arg-type]
-
-    def test_greedy_accepts_the_most_likely_token(self, run: Verify, where: str, method: str) -> None:
+    def test_greedy_accepts_the_most_likely_token(self, run, where, method):
         """The first of two equal logits counts, in different tiles and within one."""
         logits = torch.zeros(4, 61)
         logits[0, [3, 40]] = logits[1, [20, 21]] = logits[2, 60] = 2.0
@@ -132,10 +120,10 @@ class TestEdges:
             torch.tensor([3, 20, 59], dtype=torch.int32), torch.tensor([4], dtype=torch.int32), 3
         )
         sampling = Sampling(torch.zeros(1), torch.zeros(1, dtype=torch.int64))
-        found = check(run, Job(logits, drafts, sampling, method, tile=16), where)  # type: ignore[arg-type]
+        found = check(run, Job(logits, drafts, sampling, method, tile=16), where)
         assert found.tokens.tolist() == [[3, 20, 60, -1]]
 
-    def test_placeholders_end_the_drafts(self, run: Verify, where: str, method: str) -> None:
+    def test_placeholders_end_the_drafts(self, run, where, method):
         """Their row is sampled as if there were no draft; here its token is certain."""
         logits = torch.full((3, 61), -100.0)
         logits[:, 7] = 100.0
@@ -143,10 +131,10 @@ class TestEdges:
         sampling = Sampling(torch.ones(1), torch.zeros(1, dtype=torch.int64))
         for placeholder in (-1, 61, 1 << 30):
             drafts = DraftedTokens(torch.tensor([7, placeholder], dtype=torch.int32), ends, 2)
-            found = check(run, Job(logits, drafts, sampling, method, tile=16), where)  # type: ignore[arg-type]
+            found = check(run, Job(logits, drafts, sampling, method, tile=16), where)
             assert found.tokens.tolist() == [[7, 7, -1]]
 
-    def test_equal_logits_are_cut_in_vocabulary_order(self, run: Verify, where: str, method: str) -> None:
+    def test_equal_logits_are_cut_in_vocabulary_order(self, run, where, method):
         """top-k 3 and top-p 0.5 of 61 equal tokens leave the first 2."""
         requests = 40
         logits = torch.zeros(requests, 61)
@@ -158,20 +146,19 @@ class TestEdges:
             top_p=torch.full((requests,), 0.5),
         )
         few = 4 if where == "cpu" and run is not cpu.verify else requests
-        job = Job(logits, drafts, sampling, method, tile=16)  # type: ignore[arg-type]
+        job = Job(logits, drafts, sampling, method, tile=16)
         found = check(run, _first(job, few), where)
         assert set(found.tokens.flatten().tolist()) <= {0, 1}
 
-    def test_nan_is_never_sampled(self, run: Verify, where: str, method: str) -> None:
-        job = Shape(requests=3, most=2, method=method).job(43)  # type: ignore[arg-type]
+    def test_nan_is_never_sampled(self, run, where, method):
+        job = Shape(requests=3, most=2, method=method).job(43)
         job.logits[:, ::3] = float("nan")
         job.logits[0] = float("-inf")
         found = check(run, job, where)
         assert int(found.tokens.max()) < 61
 
 
-def _first(job: Job, requests: int) -> Job:
-    """Return the first requests of a job without drafts."""
+def _first(job, requests):
     sampling, drafts = job.sampling, job.drafts
     fewer = {name: getattr(sampling, name)[:requests] for name in ("temperature", "seeds", "top_k", "top_p")}
     return replace(
@@ -182,7 +169,7 @@ def _first(job: Job, requests: int) -> Job:
     )
 
 
-def test_no_requests(gpu: Verify, device: str) -> None:
+def test_no_requests(gpu, device):
     none = torch.zeros(0, dtype=torch.int32)
     job = Job(
         torch.zeros(0, 61),
@@ -195,7 +182,7 @@ def test_no_requests(gpu: Verify, device: str) -> None:
         assert found.counts.shape == (0,)
 
 
-def test_shapes_that_do_not_match_are_refused() -> None:
+def test_shapes_that_do_not_match_are_refused():
     job = Shape(proposal="probs").job(50)
     logits, drafts, sampling = job.logits, job.drafts, job.sampling
     with pytest.raises(ValueError, match="contiguous"):
@@ -209,10 +196,10 @@ def test_shapes_that_do_not_match_are_refused() -> None:
     with pytest.raises(ValueError, match=r"drafts\.probs"):
         verify(logits, replace(drafts, probs=torch.zeros(1, 61)), sampling)
     with pytest.raises(ValueError, match="give 'standard' or 'block'"):
-        verify(logits, drafts, sampling, method="typical")  # type: ignore[arg-type]
+        verify(logits, drafts, sampling, method="typical")
 
 
-def test_literals_are_float32() -> None:
+def test_literals_are_float32():
     """Triton turns literals below float32's normal numbers into float64."""
     for source in (Path(__file__).parents[3] / "kernels").glob("*/gpu/*.py"):
         for node in ast.walk(ast.parse(source.read_text())):

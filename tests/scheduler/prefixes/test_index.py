@@ -1,7 +1,5 @@
 """The index of blocks, compared with a model that keeps a set for each worker."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 
@@ -17,7 +15,7 @@ from baton.scheduler.prefixes.index import NAME, PrefixIndex, slots_of
 PLENTY = 1 << 20
 
 
-def chain(name: str, blocks: int) -> list[int]:
+def chain(name, blocks):
     """Return the hashes of a chain of blocks; names with a common prefix give chains with a common prefix."""
     found, last = [], b""
     for number in range(blocks):
@@ -26,22 +24,22 @@ def chain(name: str, blocks: int) -> list[int]:
     return found
 
 
-def names(hashes: list[int]) -> list[int]:
+def names(hashes):
     return [key_of(one, depth) for depth, one in enumerate(hashes, start=1)]
 
 
-def common_length(one: str, other: str) -> int:
+def common_length(one, other):
     return next(
         (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
 
 
-def reach(index: PrefixIndex, keys: list[int], slot: int) -> int:
+def reach(index, keys, slot):
     return index.reach(keys, 1 << slot)[0]
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=40), min_size=1, max_size=12), st.text("ab", max_size=40))
-def test_the_longest_match_of_chains_is_exact(held: list[str], asked: str) -> None:
+def test_the_longest_match_of_chains_is_exact(held, asked):
     index = PrefixIndex(PLENTY)
     slots = {index.join(): one for one in held}
     for slot, one in slots.items():
@@ -59,21 +57,21 @@ def test_the_longest_match_of_chains_is_exact(held: list[str], asked: str) -> No
 class Model(RuleBasedStateMachine):
     """Random additions, removals, joins, leaves and sweeps."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.index = PrefixIndex(PLENTY)  # so each block has its own shard
-        self.held: dict[int, set[int]] = {}
+        self.held = {}
         self.keys = [key_of(chain(chr(one), 1)[0], one + 1) for one in range(24)]
 
     @rule()
-    def come(self) -> None:
+    def come(self):
         if len(self.held) < 6:
             slot = self.index.join()
             assert slot not in self.held
             self.held[slot] = set()
 
     @rule(which=st.integers(0, 5), blocks=st.lists(st.integers(-24, 23), max_size=20), twice=st.booleans())
-    def change(self, which: int, blocks: list[int], twice: bool) -> None:
+    def change(self, which, blocks, twice):
         if not self.held:
             return
         slot = sorted(self.held)[which % len(self.held)]
@@ -85,29 +83,29 @@ class Model(RuleBasedStateMachine):
             self.index.apply(slot, operations)
 
     @rule(which=st.integers(0, 5))
-    def go(self, which: int) -> None:
+    def go(self, which):
         if self.held:
             slot = sorted(self.held)[which % len(self.held)]
             self.index.leave(slot)
             del self.held[slot]
 
     @rule(entries=st.integers(1, 300))
-    def sweep(self, entries: int) -> None:
+    def sweep(self, entries):
         self.index.tend(entries)
 
     @invariant()
-    def agrees(self) -> None:
+    def agrees(self):
         for key in self.keys:
             assert set(slots_of(self.index.holders(key))) == {
                 slot for slot, held in self.held.items() if key in held
             }
 
     @invariant()
-    def counts(self) -> None:
+    def counts(self):
         held = set().union(*self.held.values())
         assert len(held) <= len(self.index) <= len(self.keys)
 
-    def teardown(self) -> None:
+    def teardown(self):
         for slot in self.held:
             self.index.leave(slot)
         while self.index.tend(100):
@@ -120,7 +118,7 @@ Model.TestCase.settings = settings(max_examples=40, stateful_step_count=25, dead
 TestModel = Model.TestCase
 
 
-def test_blocks_of_removed_workers_are_swept() -> None:
+def test_blocks_of_removed_workers_are_swept():
     index = PrefixIndex(PLENTY)
     stays, goes = index.join(), index.join()
     keys = names(chain("a" * 400, 400))
@@ -140,11 +138,11 @@ def test_blocks_of_removed_workers_are_swept() -> None:
     st.integers(1, 40_000),
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1 << 60), st.integers(0, 9)), max_size=300),
 )
-def test_an_index_of_any_size_is_correct(most: int, operations: list[tuple[int, int, int]]) -> None:
+def test_an_index_of_any_size_is_correct(most, operations):
     index = PrefixIndex(most)
     slots = [index.join() for _ in range(5)]
-    held: dict[int, set[int]] = {}
-    named: dict[int, int] = {}
+    held = {}
+    named = {}
     for worker, block_hash, what in operations:
         key = key_of(block_hash, 1)
         if named.setdefault(key & NAME, key) != key:
@@ -158,13 +156,13 @@ def test_an_index_of_any_size_is_correct(most: int, operations: list[tuple[int, 
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-12, 11)), max_size=150))
-def test_too_many_sets_only_lose_holders(changes: list[tuple[int, int]]) -> None:
+def test_too_many_sets_only_lose_holders(changes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sets, "MOST_SHARED", 3)
         index = PrefixIndex(PLENTY)
         slots = [index.join() for _ in range(6)]
         keys = [key_of(chain(chr(one), 1)[0], one + 1) for one in range(12)]
-        held: dict[int, set[int]] = {key: set() for key in keys}
+        held = {key: set() for key in keys}
         for worker, one in changes:
             (held[keys[one]].discard if one < 0 else held[keys[one]].add)(slots[worker])
             index.apply(slots[worker], [keys[one] | (REMOVED if one < 0 else 0)])
@@ -176,7 +174,7 @@ def test_too_many_sets_only_lose_holders(changes: list[tuple[int, int]]) -> None
         assert len(index) == len(index.sets) == 0
 
 
-def test_a_full_index_is_coarse_until_it_has_room_again() -> None:
+def test_a_full_index_is_coarse_until_it_has_room_again():
     index = PrefixIndex(1_024)
     slot = index.join()
     draw = random.Random(1)

@@ -1,10 +1,7 @@
 """A worker's log and the scheduler's ledger, with messages that are lost, duplicated and late."""
 
-from __future__ import annotations
-
 import itertools
 import random
-from collections.abc import Iterator
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,33 +19,33 @@ PLENTY = 1 << 20
 class Clock:
     now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
-def ticks(start: int = 0) -> Iterator[int]:
+def ticks(start=0):
     while True:
         start += 1
         yield start
 
 
-def a_log(start: int = 0) -> BlockLog:
+def a_log(start=0):
     numbers = ticks(start)
     return BlockLog(lambda: next(numbers))
 
 
-def a_ledger(clock: Clock | None = None) -> PrefixLedger:
+def a_ledger(clock=None):
     return PrefixLedger(PrefixIndex(PLENTY), clock or Clock())
 
 
-def held(ledger: PrefixLedger, worker_id: str, keys: range = range(64)) -> set[int]:
+def held(ledger, worker_id, keys=range(64)):
     slot = ledger.slot(worker_id)
     if slot is None:
         return set()
     return {key for key in keys if ledger.index.holders(key) >> slot & 1}
 
 
-def deliver(ledger: PrefixLedger, log: BlockLog, worker_id: str = "w") -> None:
+def deliver(ledger, log, worker_id="w"):
     """Send until the scheduler has everything."""
     for _ in range(100):
         message = log.message()
@@ -58,7 +55,7 @@ def deliver(ledger: PrefixLedger, log: BlockLog, worker_id: str = "w") -> None:
     raise AssertionError("it does not end")
 
 
-def test_a_block_may_be_known_before_its_worker_reports_it() -> None:
+def test_a_block_may_be_known_before_its_worker_reports_it():
     log, ledger = a_log(), a_ledger()
     ledger.note("w", 1)  # it does not report
     deliver(ledger, log)
@@ -75,14 +72,14 @@ def test_a_block_may_be_known_before_its_worker_reports_it() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 4), st.integers(2, 12))
-def test_the_ledger_catches_up_after_any_loss(seed: int, piece: int, most: int) -> None:
+def test_the_ledger_catches_up_after_any_loss(seed, piece, most):
     """Lost, duplicate and late messages, cleared caches, overflowing logs, new schedulers."""
     draw = random.Random(seed)
     before = log_module.PIECE, log_module.MOST
     log_module.PIECE, log_module.MOST = piece, most
     try:
         log, ledger, cache = a_log(), a_ledger(), set[int]()
-        sent: list[bytes] = []
+        sent = []
         for _ in range(60):
             what = draw.random()
             if what < 0.4:
@@ -109,7 +106,7 @@ def test_the_ledger_catches_up_after_any_loss(seed: int, piece: int, most: int) 
         log_module.PIECE, log_module.MOST = before
 
 
-def test_a_gap_changes_nothing_and_is_reported() -> None:
+def test_a_gap_changes_nothing_and_is_reported():
     log, ledger = a_log(), a_ledger()
     log.take(Change(stored=[1, 2, 3]))
     deliver(ledger, log)
@@ -120,7 +117,7 @@ def test_a_gap_changes_nothing_and_is_reported() -> None:
     assert (known.operations, held(ledger, "w"), ledger.gaps) == (3, {1, 2, 3}, 1)
 
 
-def test_a_restarted_worker_with_the_same_id_holds_nothing() -> None:
+def test_a_restarted_worker_with_the_same_id_holds_nothing():
     ledger = a_ledger()
     before = a_log(1_000)
     before.take(Change(stored=range(10)))
@@ -135,7 +132,7 @@ def test_a_restarted_worker_with_the_same_id_holds_nothing() -> None:
     assert held(ledger, "w") == {20}
 
 
-def test_silent_and_dead_workers_are_forgotten() -> None:
+def test_silent_and_dead_workers_are_forgotten():
     clock = Clock()
     ledger = a_ledger(clock)
     logs = {name: a_log() for name in ("silent", "dead", "well")}
@@ -157,7 +154,7 @@ def test_silent_and_dead_workers_are_forgotten() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(2, 12))
-def test_each_scheduler_gets_everything_whatever_happens_to_others(seed: int, most: int) -> None:
+def test_each_scheduler_gets_everything_whatever_happens_to_others(seed, most):
     """A silent or restarted scheduler neither delays the others nor resets their logs."""
     draw = random.Random(seed)
     before = log_module.MOST

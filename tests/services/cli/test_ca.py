@@ -1,33 +1,25 @@
-"""The commands `baton ca ...`: a CA, its service, and a scheduler that joins from another folder."""
-
-from __future__ import annotations
-
 import itertools
-import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from baton.security.authority import Authority
 from baton.security.names import Role
-from harness.support import BATON, CALL_S, eventually, free_port
-from harness.zygote import Forked, shared
+from harness.support import CALL_S, eventually, free_port
+from harness.zygote import shared
 
 _numbers = itertools.count()
 
 
-def started(folder: Path, *command: str) -> Forked:
+def started(folder, *command):
     return shared().baton(f"command-{next(_numbers)}", list(command), folder)
 
 
-def baton(folder: Path, *command: str) -> tuple[int, str]:
-    """Return a command's status and output."""
+def baton(folder, *command):
     process = started(folder, *command)
     return process.wait(CALL_S), process.text
 
 
 @contextmanager
-def running(folder: Path, said: str, *command: str) -> Iterator[None]:
+def running(folder, said, *command):
     process = started(folder, *command)
     try:
         eventually(lambda: said in process.text, 60, f"{command[:2]} says {said!r}: {process.text}")
@@ -38,7 +30,7 @@ def running(folder: Path, said: str, *command: str) -> Iterator[None]:
         process.kill()
 
 
-def test_from_an_empty_folder_to_a_status_over_tls(tmp_path: Path) -> None:
+def test_from_an_empty_folder_to_a_status_over_tls(tmp_path):
     ca, join = f"--security-ca={tmp_path / 'ca'}", f"127.0.0.1:{free_port()}"
     scheduler = f"127.0.0.1:{free_port()}"
     code, said = baton(tmp_path, "ca", "init", ca)
@@ -53,7 +45,7 @@ def test_from_an_empty_folder_to_a_status_over_tls(tmp_path: Path) -> None:
         (tmp_path / role).touch(0o600)
         (tmp_path / role).write_text(text)
 
-    def secure(role: str) -> tuple[str, ...]:
+    def secure(role):
         own = f"--security-token-file={tmp_path / role}"
         return "--secure", f"--security-join={join}", own, f"--scheduler={scheduler}"
 
@@ -67,13 +59,7 @@ def test_from_an_empty_folder_to_a_status_over_tls(tmp_path: Path) -> None:
         code, said = baton(tmp_path, "status", *secure("router"))
         assert code == 1
         assert "is for a router of topic 'baton', not for an operator" in said
-        shown = subprocess.run(
-            [BATON, "status", *secure("operator")],
-            capture_output=True,
-            text=True,
-            timeout=CALL_S,
-            check=False,
-        )
+        shown = shared().command("status", *secure("operator"))
         assert (shown.returncode, shown.stderr) == (0, "")
         assert "(no worker)" in shown.stdout
         listed = baton(tmp_path, "ca", "tokens", ca)[1].splitlines()

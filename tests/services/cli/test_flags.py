@@ -1,7 +1,3 @@
-"""Flags are made from the configuration tree."""
-
-from __future__ import annotations
-
 import re
 from typing import Annotated
 
@@ -15,9 +11,8 @@ from baton.services.config import Settings
 from baton.services.errors import ConfigError
 
 
-def run(*arguments: str) -> Settings:
-    """Parse `arguments` with a command that has the flags of all sections."""
-    seen: list[Settings] = []
+def run(*arguments):
+    seen = []
     app = typer.Typer(pretty_exceptions_enable=False)
 
     @app.command()
@@ -30,7 +25,7 @@ def run(*arguments: str) -> Settings:
     return seen[0]
 
 
-def test_a_flag_reaches_its_key() -> None:
+def test_a_flag_reaches_its_key():
     settings = run(
         *("--port", "9", "--model", "m", "--max-model-len", "64", "--handoff-transports", "tcp,shm"),
         *("--engine-args", '{"swap": 1}', "--no-enable-prefix-caching", "--scheduler", "h:1", "--own", "3"),
@@ -44,7 +39,7 @@ def test_a_flag_reaches_its_key() -> None:
     assert settings.scheduler.address == "h:1"
 
 
-def test_wrong_values_name_the_key() -> None:
+def test_wrong_values_name_the_key():
     with pytest.raises(ConfigError, match="--engine-args: the value is not valid JSON"):
         run("--engine-args", "x")
     with pytest.raises(ConfigError, match=r"--speculative-config: value '\{x' is not valid JSON"):
@@ -53,7 +48,7 @@ def test_wrong_values_name_the_key() -> None:
         run("--handoff-transports", "pigeon")
 
 
-def test_flags_of_earlier_versions_say_what_to_do_instead() -> None:
+def test_flags_of_earlier_versions_say_what_to_do_instead():
     for command, flag in (("router", "--max-attempts=2"), ("up", "--no-metrics-open"), ("mixed", "--seed")):
         result = CliRunner().invoke(main.app, [command, flag, "1"])
         assert isinstance(result.exception, ConfigError)
@@ -62,17 +57,17 @@ def test_flags_of_earlier_versions_say_what_to_do_instead() -> None:
     assert "--seed" in help_of("tune")
 
 
-def test_no_two_keys_share_a_flag() -> None:
+def test_no_two_keys_share_a_flag():
     sections = ("engine", "router", "scheduler", "handoff", "worker")
     names = [
         flag_name(section, key)
         for section in sections
-        for key in Settings.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
+        for key in Settings.model_fields[section].annotation.model_fields
     ]
     assert len(names) == len(set(names))
 
 
-def help_of(*command: str) -> str:
+def help_of(*command):
     result = CliRunner().invoke(main.app, [*command, "--help"])
     assert result.exit_code == 0
     return result.output
@@ -93,7 +88,7 @@ def test_help_lists_every_flag_under_its_section(command: str) -> None:
     assert "..." not in text.replace("{...}", "")
 
 
-def test_operators_commands_need_only_the_address_and_who_asks() -> None:
+def test_operators_commands_need_only_the_address_and_who_asks():
     for command in ("status", "drain", "undrain", "role"):
         text = help_of(command)
         assert "--scheduler " in text
@@ -111,5 +106,5 @@ def test_operators_commands_need_only_the_address_and_who_asks() -> None:
         assert len(text.splitlines()) < 50
 
 
-def test_no_line_in_the_list_of_commands_is_truncated() -> None:
+def test_no_line_in_the_list_of_commands_is_truncated():
     assert "..." not in help_of().partition("Commands:")[2]

@@ -1,10 +1,3 @@
-"""The commands `baton key ...`."""
-
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
@@ -13,11 +6,9 @@ from baton.services.cli.main import app
 from baton.services.tenants.model import SECRET_PREFIX
 from harness.scheduling import RedisServer
 
-Run = Callable[..., str]
-
 
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def redis(tmp_path_factory):
     server = RedisServer(tmp_path_factory.mktemp("redis"), password="s3cret")
     server.start()
     yield server
@@ -25,13 +16,12 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(params=["file", "redis"])
-def run(request: pytest.FixtureRequest, tmp_path: Path, redis: RedisServer) -> Run:
-    """Return a function that runs `baton key ...` and returns its output."""
+def run(request, tmp_path, redis):
     topic = f"t-{tmp_path.name}"[-40:].replace("[", "-").replace("]", "-")
     store = ["--keys-store", redis.url, "--topic", topic]
     place = ["--keys-file", str(tmp_path / "keys.yaml")] if request.param == "file" else store
 
-    def command(*words: str) -> str:
+    def command(*words):
         result = CliRunner().invoke(app, ["key", *words, *place], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         return result.output
@@ -39,7 +29,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, redis: RedisServer) -> R
     return command
 
 
-def test_keys_come_and_go(run: Run) -> None:
+def test_keys_come_and_go(run):
     secrets = [run("add", "web", "--tenant", "acme", "--requests-per-s", "7"), run("add", "alone")]
     assert all(one.startswith(SECRET_PREFIX) and one.count("\n") == 1 for one in secrets)
     assert run("tenant", "acme", "--tokens-per-min", "9000", "--priority", "3", "--no-cache-salt") == ""
@@ -52,7 +42,7 @@ def test_keys_come_and_go(run: Run) -> None:
     assert "web" not in run("list")
 
 
-def test_errors_are_one_line(run: Run) -> None:
+def test_errors_are_one_line(run):
     run("add", "web")
     for words, said in (
         (("add", "web"), "there is a key 'web' already"),
@@ -66,12 +56,12 @@ def test_errors_are_one_line(run: Run) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_it_asks_for_a_place() -> None:
+def test_it_asks_for_a_place():
     with pytest.raises(BatonError, match="--keys-file FILE or --keys-store"):
         CliRunner().invoke(app, ["key", "list"], catch_exceptions=False)
 
 
-def test_an_unreachable_redis_is_reported_without_its_password() -> None:
+def test_an_unreachable_redis_is_reported_without_its_password():
     words = ["key", "add", "web", "--keys-store", "redis://:s3cret@127.0.0.1:1/0"]
     with pytest.raises(BatonError, match="no answer") as error:
         CliRunner().invoke(app, words, catch_exceptions=False)

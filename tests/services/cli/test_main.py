@@ -1,27 +1,24 @@
 """The command `baton` as a process: signals, terminals, and where its output may go."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import baton
 from baton.services.engine.args import VLLM_VERSION
-from harness.support import BATON, CALL_S, IGNORING, PYTHON, eventually, free_port, full_pipe, listening
+from harness.support import BATON, CALL_S, IGNORING, PYTHON, eventually, free_port, full_pipe, listening, ran
+from harness.zygote import shared
 
 INTERRUPTED = 130
 
 
 @pytest.fixture(scope="module")
-def scheduler() -> Iterator[str]:
-    """Start `baton scheduler` from a script; yield its address."""
+def scheduler():
     address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen([*IGNORING, BATON, "scheduler", "--scheduler", address])
     try:
@@ -39,7 +36,7 @@ def scheduler() -> Iterator[str]:
     [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, -signal.SIGTERM)],
     ids=lambda one: one.name if isinstance(one, signal.Signals) else "",
 )
-def test_one_signal_ends_what_a_script_started(scheduler: str, how: signal.Signals, status: int) -> None:
+def test_one_signal_ends_what_a_script_started(scheduler, how, status):
     """A shell without job control starts background commands with SIGINT ignored."""
     with watching(scheduler, by=IGNORING) as (process, shown):
         eventually(lambda: b"requests in flight" in shown(), 60, "it shows something")
@@ -48,7 +45,7 @@ def test_one_signal_ends_what_a_script_started(scheduler: str, how: signal.Signa
 
 
 @pytest.mark.parametrize("where", ["xterm", "dumb", "file"])
-def test_watching_prints_each_refresh_at_once(scheduler: str, where: str, tmp_path: Path) -> None:
+def test_watching_prints_each_refresh_at_once(scheduler, where, tmp_path):
     """On a terminal with a cursor, on one without, and in a file."""
     file = tmp_path / "shown" if where == "file" else None
     with watching(scheduler, where, file) as (_, shown):
@@ -56,15 +53,13 @@ def test_watching_prints_each_refresh_at_once(scheduler: str, where: str, tmp_pa
 
 
 @contextlib.contextmanager
-def watching(
-    scheduler: str, terminal: str = "xterm", file: Path | None = None, by: Sequence[str] = ()
-) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], bytes]]]:
+def watching(scheduler, terminal="xterm", file=None, by=()):
     """Run `baton status --watch` on a terminal or into a file; yield a function that returns its output."""
     screen, theirs = pty.openpty()
     os.set_blocking(screen, False)
     seen = bytearray()
 
-    def shown() -> bytes:
+    def shown():
         if file:
             return file.read_bytes()
         with contextlib.suppress(BlockingIOError):
@@ -84,8 +79,8 @@ def watching(
         yield process, shown
 
 
-def test_version_of_baton_and_of_vllm() -> None:
-    done = subprocess.run([BATON, "--version"], capture_output=True, text=True, timeout=CALL_S, check=True)
+def test_version_of_baton_and_of_vllm():
+    done = ran(BATON, "--version")
     assert done.stdout == f"baton {baton.__version__} (vLLM {VLLM_VERSION})\n"
 
 
@@ -103,9 +98,9 @@ entry.main()
 """
 
 
-def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
-    done = subprocess.run([PYTHON, "-c", WHILE_IMPORTED], capture_output=True, timeout=CALL_S, check=False)
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback():
+    done = ran(PYTHON, "-c", WHILE_IMPORTED)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("command", [("up",), ("ca", "revoke")], ids=" ".join)
@@ -118,21 +113,18 @@ def test_help_imports_neither_grpc_nor_an_engine(command: tuple[str, ...]) -> No
         f"sys.argv = {['baton', *command, '--help']!r}\n"
         "entry.main()\n"
     )
-    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=CALL_S, check=True)
+    done = ran(PYTHON, "-c", code, check=True)
     assert "Usage: baton" in done.stdout
     assert done.stdout.endswith("imported: []\n")
 
 
-def test_output_that_cannot_be_printed_is_one_line() -> None:
+def test_output_that_cannot_be_printed_is_one_line():
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [BATON, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=CALL_S, check=False
-        )
-    assert done.returncode == 1
-    assert done.stderr == "baton: error: cannot print: No space left on device\n"
+        done = ran(BATON, "--version", stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert (done.returncode, done.stderr) == (1, "baton: error: cannot print: No space left on device\n")
 
 
-def test_a_bugs_message_is_printed_last() -> None:
+def test_a_bugs_message_is_printed_last():
     """At exit, extension modules would print dozens of lines after it if vLLM is imported."""
     code = """
 import atexit, os
@@ -142,14 +134,13 @@ def app():
     raise RuntimeError("a bug")
 command.app = app
 command.main()"""
-    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=CALL_S, check=False)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[0].startswith("Traceback")
-    assert done.stderr.splitlines()[-1] == "RuntimeError: a bug"
+    done = ran(PYTHON, "-c", code)
+    first, *_, last = done.stderr.splitlines()
+    assert (done.returncode, first[:9], last) == (1, "Traceback", "RuntimeError: a bug")
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_process_serves_though_its_logs_are_not_read(closed: bool) -> None:
+def test_a_process_serves_though_its_logs_are_not_read(closed):
     """It also ends on the first signal. test_printing.py has full disks and readers that left."""
     port = free_port()
     command = [BATON, "scheduler", "--scheduler", f"127.0.0.1:{port}"]
@@ -164,15 +155,9 @@ def test_a_process_serves_though_its_logs_are_not_read(closed: bool) -> None:
             process.kill()
 
 
-def test_a_dead_proxy_is_not_asked(scheduler: str) -> None:
+def test_a_dead_proxy_is_not_asked(scheduler, tmp_path):
     proxies = dict.fromkeys(("http_proxy", "grpc_proxy", "all_proxy"), f"http://127.0.0.1:{free_port()}")
     for command, said in ((["status"], "requests in flight"), (["drain", "nobody"], "no worker")):
-        done = subprocess.run(
-            [BATON, *command, "--scheduler", scheduler],
-            env={**os.environ, **proxies},
-            capture_output=True,
-            text=True,
-            timeout=CALL_S,
-            check=False,
-        )
-        assert said in done.stdout + done.stderr
+        done = shared().baton(command[0], [*command, "--scheduler", scheduler], tmp_path, environment=proxies)
+        done.wait(CALL_S)
+        assert said in done.text

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import io
 import json
@@ -17,7 +15,7 @@ from baton.services.config import SchedulerSettings
 from harness.support import free_port
 
 
-def worker(name: str, role: pb.Role, method: str = "", **drafting: float) -> pb.WorkerStatus:
+def worker(name, role, method="", **drafting):
     load = pb.WorkerLoad(drafting=pb.Drafting(**drafting) if method else None)
     capacity = pb.Capacity(num_blocks=10, speculative_method=method)
     return pb.WorkerStatus(
@@ -27,20 +25,19 @@ def worker(name: str, role: pb.Role, method: str = "", **drafting: float) -> pb.
     )
 
 
-def printed(description: pb.Description, width: int) -> list[str]:
-    """Return the lines of `baton status` in a terminal of this width."""
+def printed(description, width):
     console = Console(width=UNLIMITED, file=io.StringIO(), highlight=False)
     console.print(render(description, width))
-    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return console.file.getvalue().splitlines()
 
 
-def shown(*workers: pb.WorkerStatus, store_problem: str = "") -> list[str]:
+def shown(*workers, store_problem=""):
     return printed(
         pb.Description(topic="t", store="memory", workers=workers, store_problem=store_problem), 160
     )
 
 
-def test_each_worker_that_drafts_has_a_line() -> None:
+def test_each_worker_that_drafts_has_a_line():
     figures = {"draft_length": 3, "drafts": 120, "first_acceptance": 0.625, "mean_accepted_length": 2.5}
     lines = shown(
         worker("prefill-1", pb.ROLE_PREFILL),
@@ -54,9 +51,10 @@ def test_each_worker_that_drafts_has_a_line() -> None:
     assert of["decode-1"] == ["decode-1", "mtp", "-", "3", "120", "62%", "2.50"]
     assert of["decode-2"] == ["decode-2", "mtp", "LOW", "ACCEPTANCE", "3", "0", "-", "-"]
     assert "prefill-1" not in of
+    assert not any("speculation" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))
 
 
-def test_encode_workers_have_a_table_of_embeddings_and_no_blocks() -> None:
+def test_encode_workers_have_a_table_of_embeddings_and_no_blocks():
     one = worker("encode-0", pb.ROLE_ENCODE)
     one.load.embeddings.CopyFrom(
         pb.Embeddings(images=3, bytes=5 << 20, capacity=64 << 20, computed=7, found=2)
@@ -68,13 +66,13 @@ def test_encode_workers_have_a_table_of_embeddings_and_no_blocks() -> None:
     assert not any("embeddings" in line for line in shown(worker("prefill-0", pb.ROLE_PREFILL)))
 
 
-def test_images_are_no_requests() -> None:
+def test_images_are_no_requests():
     ids = ("a", image_id("a", 0), image_id("a", 1), "b/i", "i1")
     attempts = [pb.LiveAttempt(attempt=pb.Attempt(request_id=one)) for one in ids]
     assert "3 requests in flight" in printed(pb.Description(attempts=attempts), 160)[0]
 
 
-def test_each_of_several_schedulers_gets_the_message() -> None:
+def test_each_of_several_schedulers_gets_the_message():
     told = [
         pb.SchedulerStatus(address="a:7400", placements=12),
         pb.SchedulerStatus(address="b:7400", placements=7, store_problem="redis is down"),
@@ -84,11 +82,7 @@ def test_each_of_several_schedulers_gets_the_message() -> None:
     assert not any("by scheduler" in line for line in printed(pb.Description(schedulers=told[:1]), 160))
 
 
-def test_without_speculation_there_is_no_such_table() -> None:
-    assert not any("speculation" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))
-
-
-def test_drained_workers_are_listed_even_if_not_running() -> None:
+def test_drained_workers_are_listed_even_if_not_running():
     held = worker("decode-1.77", pb.ROLE_DECODE)
     held.identity.name, held.state, held.drained = "decode-1", pb.WORKER_STATE_DRAINING, True
     description = pb.Description(topic="t", store="memory", workers=[held], drained=["decode-1", "prefill-9"])
@@ -98,13 +92,13 @@ def test_drained_workers_are_listed_even_if_not_running() -> None:
     assert not any("drained" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))
 
 
-def test_an_unreachable_store_is_reported() -> None:
+def test_an_unreachable_store_is_reported():
     problem = "redis at 127.0.0.1:6379 does not answer"
     assert any("STORE IS UNREACHABLE" in line and problem in line for line in shown(store_problem=problem))
     assert not any("STORE" in line for line in shown())
 
 
-def large_deployment(prefill: str, decode: str) -> pb.Description:
+def large_deployment(prefill, decode):
     """Describe twenty workers and ten requests with figures as long as they get."""
     load = pb.WorkerLoad(
         running=64,
@@ -154,7 +148,7 @@ def large_deployment(prefill: str, decode: str) -> pb.Description:
     "names",
     [("prefill-0.90", "decode-0.90"), ("prefill-some-long-hostname-123", "decode-some-long-hostname-123")],
 )
-def test_ids_and_cells_are_whole_at_any_width(width: int, names: tuple[str, str]) -> None:
+def test_ids_and_cells_are_whole_at_any_width(width, names):
     description = large_deployment(*names)
     lines = printed(description, width)
     assert max(map(len, lines[2:])) <= width
@@ -170,21 +164,19 @@ def test_ids_and_cells_are_whole_at_any_width(width: int, names: tuple[str, str]
             assert title in text
 
 
-def test_an_id_wider_than_the_terminal_is_whole() -> None:
+def test_an_id_wider_than_the_terminal_is_whole():
     name = "prefill-" + "long" * 20 + "."
     assert any(f" {name}00 " in line for line in printed(large_deployment(name, name), 60))
 
 
-async def test_a_scheduler_that_is_gone_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_scheduler_that_is_gone_is_passed_over(capsys):
     async with SchedulerServer(SchedulerSettings(address="127.0.0.1:0", topic="second")) as server:
         both = f"127.0.0.1:{free_port()},{server.address}"
         await asyncio.to_thread(run_status, {"": both}, as_json=True, watch=False)
     assert json.loads(capsys.readouterr().out)["topic"] == "second"
 
 
-async def test_each_model_is_shown_also_beside_one_whose_scheduler_is_gone(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_each_model_is_shown_also_beside_one_whose_scheduler_is_gone(capsys):
     async with SchedulerServer(SchedulerSettings(address="127.0.0.1:0", topic="baton.code")) as server:
         addresses = {"chat": f"127.0.0.1:{free_port()}", "code": server.address}
         await asyncio.to_thread(run_status, addresses, as_json=True, watch=False)

@@ -1,25 +1,13 @@
 """Build batches for proposers from lists of tokens."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import numpy as np
 
-from baton.services.decode.proposers.drafting import DraftBatch, Proposal
+from baton.services.decode.proposers.drafting import DraftBatch
 
 WIDTH = 256
 
 
-def batch_of(
-    texts: Sequence[Sequence[int]],
-    limits: int | Sequence[int],
-    *,
-    names: Sequence[str] | None = None,
-    prompts: Sequence[int] | None = None,
-    drafted: Sequence[int] | None = None,
-    width: int = WIDTH,
-) -> DraftBatch:
+def batch_of(texts, limits, *, names=None, prompts=None, drafted=None, width=WIDTH):
     """Return a row per text; `drafted`: how many of its last tokens are a draft model's."""
     rows = len(texts)
     # The rest of a row holds old tokens of other requests, which must not be read.
@@ -37,7 +25,6 @@ def batch_of(
     )
 
 
-def drafts_of(drafts: Proposal) -> list[list[int]]:
-    """Return the drafts of each row."""
+def drafts_of(drafts):
     rows = zip(drafts.tokens.tolist(), drafts.counts.tolist(), strict=True)
     return [row[:count] for row, count in rows]

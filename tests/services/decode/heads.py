@@ -4,10 +4,6 @@ Both are almost bigram models: their layers add little to the embeddings, and th
 logits. So the head predicts the next token unless the layers matter, and answers soon repeat themselves.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -17,7 +13,7 @@ from tests.handoff import checkpoints
 STRENGTH = 0.02
 
 
-def model_and_head(folder: Path) -> tuple[Path, Path]:
+def model_and_head(folder):
     """Save both as checkpoints in `folder`; return the folders of model and head."""
     model, head = checkpoints.qwen2(folder / "model"), checkpoints.eagle(folder / "head")
     _weaken(model)
@@ -31,8 +27,8 @@ def model_and_head(folder: Path) -> tuple[Path, Path]:
     return model, head
 
 
-def _weaken(folder: Path) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+def _weaken(folder):
+    tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name] = tensor * STRENGTH

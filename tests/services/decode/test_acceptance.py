@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -13,7 +11,7 @@ from baton.services.decode.acceptance import (
 )
 
 
-def counts(drafts: int, accepted: int, length: int = 3) -> DraftCounts:
+def counts(drafts, accepted, length=3):
     """Return drafts of one length, of which `accepted` had only their first token accepted."""
     return DraftCounts(drafts, [drafts] * length, [accepted] + [0] * (length - 1))
 
@@ -21,18 +19,18 @@ def counts(drafts: int, accepted: int, length: int = 3) -> DraftCounts:
 class Traffic:
     """Requests with a Beta-distributed acceptance, `spread` = a + b."""
 
-    def __init__(self, seed: int, mean: float, *, spread: float = 8.0, drafts: float = 20.0) -> None:
+    def __init__(self, seed, mean, *, spread=8.0, drafts=20.0):
         self._random = random.Random(seed)
         self.mean = mean
         self._spread = spread
         self._drafts = drafts
 
-    def request(self) -> tuple[int, int]:
+    def request(self):
         share = self._random.betavariate(self.mean * self._spread, (1 - self.mean) * self._spread)
         drafts = max(1, int(self._random.expovariate(1 / self._drafts)))
         return drafts, sum(self._random.random() < share for _ in range(drafts))
 
-    def run(self, watch: AcceptanceWatch, requests: int) -> list[int]:
+    def run(self, watch, requests):
         """Return the numbers of the requests that raised an alarm."""
         raised, was = [], watch.alarm
         for number in range(requests):
@@ -43,7 +41,7 @@ class Traffic:
         return raised
 
 
-def test_counts_add_up_by_position() -> None:
+def test_counts_add_up_by_position():
     total = DraftCounts()
     total.add(DraftCounts(2, [2, 2, 1], [2, 1, 0]))
     total.add(DraftCounts(3, [3], [1]))
@@ -53,12 +51,12 @@ def test_counts_add_up_by_position() -> None:
     assert total.first_acceptance == pytest.approx(0.6)
 
 
-def test_counts_without_drafts() -> None:
+def test_counts_without_drafts():
     nothing = DraftCounts()
     assert (nothing.mean_accepted_length, nothing.first_acceptance, nothing.length) == (0.0, 0.0, 0)
 
 
-def test_only_the_last_minute_counts() -> None:
+def test_only_the_last_minute_counts():
     recent = RecentDrafts()
     for second in range(120):
         recent.add(counts(1, 1 if second < 60 else 0), float(second))
@@ -70,14 +68,14 @@ def test_only_the_last_minute_counts() -> None:
 
 @pytest.mark.parametrize("mean", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("drafts", [4.0, 40.0])
-def test_no_false_alarm(mean: float, drafts: float) -> None:
+def test_no_false_alarm(mean, drafts):
     """The learned reference is not a lucky window: 10 workers with 3,000 requests each."""
     for seed in range(10):
         assert Traffic(seed, mean, drafts=drafts).run(AcceptanceWatch(), 3000) == []
 
 
 @pytest.mark.parametrize("configured", [None, 0.6])
-def test_a_loss_of_a_third_is_detected(configured: float | None) -> None:
+def test_a_loss_of_a_third_is_detected(configured):
     for seed in range(10):
         watch = AcceptanceWatch(configured=configured)
         traffic = Traffic(seed, 0.6)
@@ -89,7 +87,7 @@ def test_a_loss_of_a_third_is_detected(configured: float | None) -> None:
         assert "reference is 0." in watch.why
 
 
-def test_a_new_worker_is_compared_with_its_peers() -> None:
+def test_a_new_worker_is_compared_with_its_peers():
     watch = AcceptanceWatch()
     watch.hear(0.6)
     began = Traffic(1, 0.3).run(watch, 300)
@@ -98,7 +96,7 @@ def test_a_new_worker_is_compared_with_its_peers() -> None:
     assert watch.learned == 0.0
 
 
-def test_a_small_window_is_not_judged() -> None:
+def test_a_small_window_is_not_judged():
     watch = AcceptanceWatch(configured=0.9)
     for _ in range(LEAST_REQUESTS - 1):
         watch.finished(50, 5)
@@ -107,7 +105,7 @@ def test_a_small_window_is_not_judged() -> None:
     assert watch.alarm
 
 
-def test_a_rate_slightly_below_the_reference_is_no_alarm() -> None:
+def test_a_rate_slightly_below_the_reference_is_no_alarm():
     """0.85 of the reference, with a small error."""
     watch = AcceptanceWatch(configured=0.6)
     for _ in range(2000):
@@ -115,7 +113,7 @@ def test_a_rate_slightly_below_the_reference_is_no_alarm() -> None:
     assert not watch.alarm
 
 
-def test_the_alarm_clears_with_hysteresis() -> None:
+def test_the_alarm_clears_with_hysteresis():
     watch = AcceptanceWatch(configured=0.6)
     for _ in range(FULL_REQUESTS):
         watch.finished(100, 30)
@@ -129,7 +127,7 @@ def test_the_alarm_clears_with_hysteresis() -> None:
 
 
 @pytest.mark.parametrize("learns", [True, False])
-def test_many_drafts_without_an_accepted_token_raise_the_alarm(learns: bool) -> None:
+def test_many_drafts_without_an_accepted_token_raise_the_alarm(learns):
     watch = AcceptanceWatch(learns=learns)
     for _ in range(19):
         watch.drafted(counts(10, 0))
@@ -143,7 +141,7 @@ def test_many_drafts_without_an_accepted_token_raise_the_alarm(learns: bool) -> 
     assert not watch.alarm
 
 
-def test_a_matching_method_learns_no_reference() -> None:
+def test_a_matching_method_learns_no_reference():
     """Its acceptance depends on the text."""
     watch = AcceptanceWatch(learns=False)
     traffic = Traffic(3, 0.8)
@@ -153,7 +151,7 @@ def test_a_matching_method_learns_no_reference() -> None:
     assert watch.reference == 0.0
 
 
-def test_a_configured_reference_overrides_a_learned_one() -> None:
+def test_a_configured_reference_overrides_a_learned_one():
     watch = AcceptanceWatch(configured=0.4)
     watch.hear(0.9)
     Traffic(4, 0.7).run(watch, 1000)

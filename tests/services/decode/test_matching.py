@@ -1,7 +1,5 @@
 """N-gram matches of a batch, compared with the naive form."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,9 +14,7 @@ from tests.services.decode.batches import batch_of, drafts_of
     low=st.integers(1, 4),
     more=st.integers(0, 4),
 )
-def test_each_row_is_continued_up_to_its_limit(
-    texts: list[list[int]], limits: list[int], low: int, more: int
-) -> None:
+def test_each_row_is_continued_up_to_its_limit(texts, limits, low, more):
     limits = limits[: len(texts)]
     matcher = NgramMatcher(low, low + more, most=6, rows=8)
     found = drafts_of(matcher.propose(batch_of(texts, limits)))
@@ -27,6 +23,6 @@ def test_each_row_is_continued_up_to_its_limit(
     ]
 
 
-def test_a_match_may_include_the_draft_models_tokens() -> None:
+def test_a_match_may_include_the_draft_models_tokens():
     matcher = NgramMatcher(2, 3, most=4, rows=1)
     assert drafts_of(matcher.propose(batch_of([[4, 5, 6, 8, 4, 5]], 2, drafted=[1]))) == [[6, 8]]

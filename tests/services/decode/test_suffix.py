@@ -1,7 +1,5 @@
 """Suffix drafts, compared with a brute-force reference."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 
@@ -9,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.services.decode.proposers.suffix import (
-    PastOutputs,
-    SuffixProposer,
-    Tree,
-    suffix_proposer,
-)
+from baton.services.decode.proposers.suffix import PastOutputs, SuffixProposer, Tree, suffix_proposer
 from baton.services.decode.proposers.suffix_index import FOUND, GRAM
 from baton.services.speculation import SpeculativeSettings
 from tests.services.decode.batches import WIDTH, batch_of, drafts_of
@@ -23,9 +16,7 @@ TREE = Tree(depth=12, factor=1.0, floor=0.1)
 MOST = 5
 
 
-def best_path(
-    texts: list[list[int]], ends: int, context: list[int], tree: Tree, limit: int
-) -> tuple[float, list[int]]:
+def best_path(texts, ends, context, tree, limit):
     """Return score and tokens of the best draft, from all occurrences in `texts` before `ends`."""
     longest = max(tree.depth - limit, tree.depth // 2)
     found = []
@@ -38,10 +29,10 @@ def best_path(
                 found.append((number, place, n))
     # ties: the long chain first, then the newest
     found.sort(key=lambda one: (one[2] >= GRAM, one[0], one[1]), reverse=True)
-    best: tuple[float, list[int]] = (0.0, [])
+    best = (0.0, [])
     for n in range(longest, 0, -1):
         below = [texts[number][place + 1 :] for number, place, length in found if length >= n]
-        path: list[int] = []
+        path = []
         score, probability = 0.0, 1.0
         while len(path) < min(limit, int(n * tree.factor), tree.depth - n):
             counts = Counter(rest[len(path)] for rest in below if len(rest) > len(path))
@@ -59,7 +50,7 @@ def best_path(
     return best
 
 
-def proposer(tree: Tree = TREE, *, rows: int = 4, past: int = 8) -> SuffixProposer:
+def proposer(tree=TREE, *, rows=4, past=8):
     return SuffixProposer(tree, rows=rows, width=WIDTH, most=MOST, past=past)
 
 
@@ -79,9 +70,7 @@ TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=FOUND - 4)
     ),
     cut=st.integers(0, 60),
 )
-def test_the_draft_has_the_highest_score(
-    text: list[int], past: list[list[int]], drafted: int, limit: int, tree: Tree, cut: int
-) -> None:
+def test_the_draft_has_the_highest_score(text, past, drafted, limit, tree, cut):
     one = proposer(tree)
     for number, answer in enumerate(past):
         one.propose(batch_of([[2, *answer]], MOST, names=[f"past {number}"], prompts=[1]))
@@ -97,7 +86,7 @@ def test_the_draft_has_the_highest_score(
     assert found == (others if others[0] > own[0] else own)[1]
 
 
-def test_requests_change_rows_and_come_and_go() -> None:
+def test_requests_change_rows_and_come_and_go():
     one = proposer(rows=2)
     a, b, c = [1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 8, 5, 6, 7], [8, 9, 8, 9, 8, 9, 8]
     assert drafts_of(one.propose(batch_of([a, b], 2, names="ab"))) == [[4, 1], [8, 5]]
@@ -107,7 +96,7 @@ def test_requests_change_rows_and_come_and_go() -> None:
     assert drafts_of(one.propose(batch_of([[*a, 4], b], 2, names="ab"))) == [[1, 2], [8, 5]]
 
 
-def test_a_name_may_be_reused_for_another_text() -> None:
+def test_a_name_may_be_reused_for_another_text():
     one = proposer(past=0)
     assert drafts_of(one.propose(batch_of([[1, 2, 3, 1, 2]], 2))) == [[3, 1]]
     assert drafts_of(one.propose(batch_of([[1, 2, 4]], 2))) == [[]]
@@ -115,20 +104,20 @@ def test_a_name_may_be_reused_for_another_text() -> None:
     assert drafts_of(one.propose(batch_of([[1, 2, 5, 1, 2]], 2))) == [[5, 1]]
 
 
-def test_drafts_come_from_past_outputs_but_not_from_past_prompts() -> None:
+def test_drafts_come_from_past_outputs_but_not_from_past_prompts():
     one = proposer()
     one.propose(batch_of([[1, 2, 3, 4, 5, 6]], 3, prompts=[3], names=["old"]))
     one.forget(["old"])
     assert drafts_of(one.propose(batch_of([[4, 5], [1, 2]], 1, names=["new", "other"]))) == [[6], []]
 
 
-def test_the_draft_models_tokens_are_not_indexed() -> None:
+def test_the_draft_models_tokens_are_not_indexed():
     one = proposer()
     one.propose(batch_of([[1, 2, 3, 9]], 2, drafted=[1], prompts=[0]))
     assert drafts_of(one.propose(batch_of([[1, 2, 3, 4, 1, 2, 3]], 1, prompts=[0]))) == [[4]]
 
 
-def test_the_oldest_outputs_are_evicted() -> None:
+def test_the_oldest_outputs_are_evicted():
     past = PastOutputs(2, 8)
     one = proposer(past=2)
     assert len(past.index[0]) >= 16
@@ -140,7 +129,7 @@ def test_the_oldest_outputs_are_evicted() -> None:
     assert found == [[34], [34], [33], [34]]  # only the last two outputs are left
 
 
-def test_the_ring_of_outputs_wraps_around() -> None:
+def test_the_ring_of_outputs_wraps_around():
     past = PastOutputs(1000, 600)
     ring = len(past.index[0])
     one = SuffixProposer(TREE, rows=1, width=600, most=MOST, past=1000)
@@ -155,15 +144,15 @@ def test_the_ring_of_outputs_wraps_around() -> None:
 
 
 @pytest.mark.parametrize("past", [0, 1])
-def test_past_outputs_can_be_turned_off(past: int) -> None:
+def test_past_outputs_can_be_turned_off(past):
     one = proposer(past=past)
     one.propose(batch_of([[1, 2, 3]], 1, prompts=[0]))
     one.forget(["0"])
     assert drafts_of(one.propose(batch_of([[1, 2]], 1, names="b"))) == [[3] if past else []]
 
 
-def of_settings(**keys: float) -> SuffixProposer:
-    spec = SpeculativeSettings(method="suffix", num_speculative_tokens=MOST, **keys)  # type: ignore[arg-type]
+def of_settings(**keys):
+    spec = SpeculativeSettings(method="suffix", num_speculative_tokens=MOST, **keys)
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=4), model_config=SimpleNamespace(max_model_len=WIDTH)
     )
@@ -171,7 +160,7 @@ def of_settings(**keys: float) -> SuffixProposer:
 
 
 @pytest.mark.parametrize(("factor", "drafted"), [(0.5, 1), (1.0, 2), (2.0, 4)])
-def test_suffix_decoding_max_spec_factor(factor: float, drafted: int) -> None:
+def test_suffix_decoding_max_spec_factor(factor, drafted):
     """A suffix of two tokens that occurred before."""
     one = of_settings(suffix_decoding_max_spec_factor=factor, suffix_decoding_min_token_prob=0.0)
     text = [1, 2, 3, 4, 5, 6, 7, 1, 2]
@@ -179,7 +168,7 @@ def test_suffix_decoding_max_spec_factor(factor: float, drafted: int) -> None:
 
 
 @pytest.mark.parametrize(("most", "drafted"), [(0, []), (1, [3, 4]), (10_000, [3, 4])])
-def test_suffix_decoding_max_cached_requests(most: int, drafted: list[int]) -> None:
+def test_suffix_decoding_max_cached_requests(most, drafted):
     """A request's output is kept for others."""
     one = of_settings(suffix_decoding_max_cached_requests=most)
     one.propose(batch_of([[9, 1, 2, 3, 4]], MOST, names=["past"], prompts=[1]))

@@ -1,7 +1,5 @@
 """A simulated engine with known costs and acceptance, so the best draft length is known."""
 
-from __future__ import annotations
-
 import functools
 import math
 import random
@@ -9,13 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.services.decode.draft_length_choice import DraftLength, DraftStep
+from baton.services.decode.draft_length_choice import DraftStep
 
 _WANDERS = 60  # correlation time of the machine's pace, in steps
 
 
 @functools.cache
-def _jump(seed: int, requests: int, limit: int) -> float:
+def _jump(seed, requests, limit):
     return random.Random(f"{seed} {requests} {limit}").uniform(-1.0, 1.0)
 
 
@@ -41,13 +39,13 @@ class World:
     seed: int = 0
     limits: list[int] = field(default_factory=list)  # chosen so far
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self._draw = random.Random(self.seed)
-        self._before: tuple[int, int] = (0, 0)  # requests, limit
+        self._before = (0, 0)  # requests, limit
         self._pace = 0.0
-        self._compiled: set[tuple[int, int]] = set()  # numbers of drafted and of verified tokens
+        self._compiled = set()  # numbers of drafted and of verified tokens
 
-    def seconds(self, requests: int, tokens: float, limit: int, verified: int) -> float:
+    def seconds(self, requests, tokens, limit, verified):
         passes = 0 if self.matching else limit
         return (
             self.slow
@@ -61,7 +59,7 @@ class World:
             )
         )
 
-    def tokens(self, limit: int) -> float:
+    def tokens(self, limit):
         """Return the expected tokens of a request per step, including the model's own."""
         tokens, chance = 1.0, self.found
         for share in self.acceptance[:limit]:
@@ -69,15 +67,15 @@ class World:
             tokens += chance
         return tokens
 
-    def rate(self, requests: int, limit: int) -> float:
+    def rate(self, requests, limit):
         """Return the tokens per second of a fixed limit."""
         verified = requests * (1 + self.found * limit)
         return requests * self.tokens(limit) / self.seconds(requests, verified, limit, limit)
 
-    def best(self, requests: int) -> int:
+    def best(self, requests):
         return max(range(len(self.acceptance) + 1), key=lambda limit: self.rate(requests, limit))
 
-    def run(self, chooser: DraftLength, requests: int, steps: int) -> None:
+    def run(self, chooser, requests, steps):
         for _ in range(steps):
             limit = chooser.choose(requests)
             had, asked = self._before
@@ -102,7 +100,7 @@ class World:
             self._before = requests, limit
             self.limits.append(limit)
 
-    def regret(self, chooser: DraftLength, requests: int, steps: int) -> float:
+    def regret(self, chooser, requests, steps):
         """Return how much slower its choices are than the best fixed limit, in expectation."""
         begin = len(self.limits)
         self.run(chooser, requests, steps)

@@ -1,14 +1,8 @@
-"""The archive for a bug report is complete, and has no configured secret in it."""
-
-from __future__ import annotations
-
 import json
 import stat
 import tarfile
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 import yaml
@@ -36,18 +30,17 @@ SECRETS = {
 
 
 class _Metrics(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"seen " + self.headers.get("Authorization", "").encode())
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def metrics() -> Iterator[int]:
-    """Serve router metrics that repeat the API key of the request."""
+def metrics():
     with HTTPServer(("127.0.0.1", 0), _Metrics) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -57,8 +50,8 @@ def metrics() -> Iterator[int]:
 
 
 @pytest.fixture
-def config(tmp_path: Path, metrics: int) -> dict[str, dict[str, object]]:
-    def written(name: str) -> str:
+def config(tmp_path, metrics):
+    def written(name):
         path = tmp_path / name.replace(" ", "-")
         path.write_text(SECRETS[name] + "\n")
         path.chmod(0o600)
@@ -85,15 +78,13 @@ def config(tmp_path: Path, metrics: int) -> dict[str, dict[str, object]]:
     }
 
 
-def texts(path: Path) -> dict[str, str]:
+def texts(path):
     with tarfile.open(path) as archive:
         found = {one.name.partition("/")[2]: archive.extractfile(one) for one in archive.getmembers()}
         return {name: file.read().decode() for name, file in found.items() if file}
 
 
-def test_no_secret_is_in_it(
-    config: dict[str, dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_secret_is_in_it(config, tmp_path, monkeypatch):
     """Secrets are masked even if a log, a variable or an answer repeats them."""
     monkeypatch.setenv("VLLM_API_KEY", SECRETS["environment"])
     monkeypatch.setenv("BATON_ROUTER__API_KEY", SECRETS["api"])
@@ -144,7 +135,7 @@ def test_no_secret_is_in_it(
     assert SECRETS["token"].split(".")[1] not in shown
 
 
-def test_it_is_not_written_through_a_link(tmp_path: Path) -> None:
+def test_it_is_not_written_through_a_link(tmp_path):
     (tmp_path / "mine").write_text("kept")
     (tmp_path / "bundle.tar.gz").symlink_to(tmp_path / "mine")
     with pytest.raises(OSError, match="link"):
@@ -152,6 +143,6 @@ def test_it_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "kept"
 
 
-def test_without_secrets_nothing_is_hidden() -> None:
+def test_without_secrets_nothing_is_hidden():
     assert Hider.of(load(), {}).hide("memory api_key token ''") == "memory api_key token ''"
     assert masked(load())["scheduler"]["store"] == "memory"

@@ -1,11 +1,5 @@
-"""Checks of a deployment whose workers differ, report wrong data or do not answer."""
-
-from __future__ import annotations
-
 import time
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 from baton import machine
 from baton.protos import handoff_pb2, worker_pb2
@@ -15,7 +9,7 @@ from baton.scheduler.service import SchedulerServer
 from baton.services.config import load
 from baton.services.diagnosis import deployment
 from baton.services.diagnosis.doctor import examine
-from baton.services.diagnosis.finding import Finding, Verdict
+from baton.services.diagnosis.finding import Verdict
 from baton.services.diagnosis.machine import Needs
 from harness.fake_worker import FakeWorker
 from harness.scheduling import Options
@@ -33,22 +27,20 @@ class Told(FakeWorker):
     pulled: list[worker_pb2.TryHandoffRequest]
 
     @property
-    def identity(self) -> pb.WorkerIdentity:
+    def identity(self):
         found = super().identity
         found.host = self.host
         found.capacity.transports[:] = ["shm", "tcp"]
         return found
 
-    async def Inspect(self, request: worker_pb2.InspectRequest, context: Any) -> pb.Inspection:
-        del context
+    async def Inspect(self, request, _context):
         found = pb.Inspection() if request.clock_alone else machine.inspection()
         found.unix_s = time.time() + self.ahead_s
         found.versions.update(self.versions)
         found.kv_addresses.append(f"kv-of-{self.worker_id}:1")
         return found
 
-    async def TryHandoff(self, request: worker_pb2.TryHandoffRequest, context: Any) -> handoff_pb2.TrialReply:
-        del context
+    async def TryHandoff(self, request, _context):
         self.pulled.append(request)
         return handoff_pb2.TrialReply(
             bytes=request.bytes, seconds=request.bytes / SPEED, problem=self.problem
@@ -56,7 +48,7 @@ class Told(FakeWorker):
 
 
 @asynccontextmanager
-async def deployed(*workers: FakeWorker) -> AsyncIterator[SchedulerClient]:
+async def deployed(*workers):
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(SchedulerServer(Options(worker_lease_s=600.0)))
         client = await stack.enter_async_context(SchedulerClient(server.address, router_id="router-1"))
@@ -69,17 +61,17 @@ async def deployed(*workers: FakeWorker) -> AsyncIterator[SchedulerClient]:
         yield client
 
 
-async def found(*workers: FakeWorker) -> list[Finding]:
+async def found(*workers):
     async with deployed(*workers) as client:
         description = await client.describe()
         return [one async for one in deployment.findings(client, Needs(), description)]
 
 
-def of(area: str, findings: list[Finding]) -> dict[str, Finding]:
+def of(area, findings):
     return {one.subject: one for one in findings if one.area == area}
 
 
-async def test_clocks_and_versions_that_differ_are_named() -> None:
+async def test_clocks_and_versions_that_differ_are_named():
     prefill, decode = Told("p", pb.ROLE_PREFILL), Told("d", pb.ROLE_DECODE)
     prefill.ahead_s, decode.ahead_s = -5.0, 3600.0
     decode.versions = {"vllm": "0.33.0", "torch": "2.14.0"}
@@ -96,7 +88,7 @@ async def test_clocks_and_versions_that_differ_are_named() -> None:
     assert versions["baton"].verdict is Verdict.OK
 
 
-async def test_each_pair_is_tried_over_what_may_reach() -> None:
+async def test_each_pair_is_tried_over_what_may_reach():
     workers = [Told("p", pb.ROLE_PREFILL), Told("d", pb.ROLE_DECODE), Told("m", pb.ROLE_MIXED)]
     workers[1].host = "there"
     workers[2].problem = "DigestMismatch: block 3"
@@ -118,13 +110,13 @@ async def test_each_pair_is_tried_over_what_may_reach() -> None:
     assert {one.bytes for one in workers[1].pulled} == {16 << 20}
 
 
-async def test_a_worker_that_cannot_be_asked_is_a_problem() -> None:
+async def test_a_worker_that_cannot_be_asked_is_a_problem():
     findings = await found(Told("p", pb.ROLE_PREFILL), FakeWorker("d", pb.ROLE_DECODE))
     assert of("workers", findings)["d"].verdict is Verdict.WRONG
     assert "worker d at 127.0.0.1:" in of("workers", findings)["d"].what
 
 
-async def test_many_pairs_are_tried_in_part() -> None:
+async def test_many_pairs_are_tried_in_part():
     some = Told("w0", pb.ROLE_MIXED)
     async with deployed(some) as client:
         workers = []
@@ -138,7 +130,7 @@ async def test_many_pairs_are_tried_in_part() -> None:
     assert int(findings[-1].what.split()[0]) <= deployment.MAX_TRIALS
 
 
-async def test_a_deployment_without_workers_is_a_problem_but_not_one_without_a_scheduler() -> None:
+async def test_a_deployment_without_workers_is_a_problem_but_not_one_without_a_scheduler():
     async with deployed() as client:
         description = await client.describe()
         one = of("scheduler", [f async for f in deployment.findings(client, Needs(), description)])

@@ -1,38 +1,31 @@
-"""Checks of this machine alone."""
-
-from __future__ import annotations
-
 import importlib.util
 import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from baton.handoff.memory import segments
 from baton.services.config import load
 from baton.services.diagnosis import local
-from baton.services.diagnosis.finding import Finding, Verdict
+from baton.services.diagnosis.finding import Verdict
 from harness.architectures.registry import VISIONS
 from harness.support import free_port, free_ports
 
 
-def found(area: str, **given: Any) -> dict[str, Finding]:
+def found(area, **given):
     settings = load({"scheduler": {"address": f"127.0.0.1:{free_port()}"}, **given})
     return {one.subject: one for one in local.findings(settings, runs=False) if one.area == area}
 
 
-def test_a_configured_port_that_a_foreign_process_holds_is_a_problem() -> None:
+def test_a_configured_port_that_a_foreign_process_holds_is_a_problem():
     port = free_port()
     code = f"import socket, sys; s = socket.create_server(('127.0.0.1', {port})); "
     code += "print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as stranger:
-        assert stranger.stdout is not None
         stranger.stdout.readline()
         one = found("ports", router={"port": port})["router.port"]
         stranger.kill()
@@ -55,7 +48,7 @@ def test_a_process_of_ours_is_known_by_its_title_or_program(command: list[str], 
     assert local._is_baton(command) is baton
 
 
-def test_ports_of_the_configuration_that_are_free_are_ok() -> None:
+def test_ports_of_the_configuration_that_are_free_are_ok():
     port = free_port()
     ports = found("ports", router={"port": port}, handoff={"port": free_ports()})
     assert ports["router.port"].what == f"127.0.0.1:{port} is free"
@@ -63,19 +56,17 @@ def test_ports_of_the_configuration_that_are_free_are_ok() -> None:
     assert set(ports) == {"router.port", "scheduler.address", "handoff.port"}
 
 
-def test_another_machines_address_is_not_judged() -> None:
+def test_another_machines_address_is_not_judged():
     assert found("ports", scheduler={"address": "192.0.2.7:7400"}, router={"port": 0}) == {}
 
 
-def test_a_missing_model_is_a_problem(tmp_path: Path) -> None:
+def test_a_missing_model_is_a_problem(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     missing = str(tmp_path / "missing")
     assert found("model", engine={"model": missing})[missing].verdict is Verdict.WRONG
 
 
-def test_packages_that_a_model_with_a_vision_tower_lacks_are_a_problem(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_packages_that_a_model_with_a_vision_tower_lacks_are_a_problem(monkeypatch):
     model = VISIONS["smolvlm"]
     folder = str(model.target(model.checkpoint()))
     assert found("model", engine={"model": folder})[folder].verdict is Verdict.OK
@@ -88,7 +79,7 @@ def test_packages_that_a_model_with_a_vision_tower_lacks_are_a_problem(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_an_unreadable_model_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_model_is_a_problem(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"0" * 8)
     assert found("model", engine={"model": str(tmp_path)})[str(tmp_path)].verdict is Verdict.OK
@@ -103,7 +94,7 @@ def test_an_unreadable_model_is_a_problem(tmp_path: Path, monkeypatch: pytest.Mo
     assert "model.safetensors" in one.what
 
 
-def test_shared_memory_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_shared_memory_is_tried(monkeypatch, tmp_path):
     subjects = [one.what for one in found("shared memory").values()]
     assert any("a segment can be made" in what for what in subjects)
     monkeypatch.setattr(segments, "DIRECTORY", tmp_path / "nothing")
@@ -112,7 +103,7 @@ def test_shared_memory_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert "a segment cannot be made" in one.what
 
 
-def test_plain_text_for_everybody_is_a_problem() -> None:
+def test_plain_text_for_everybody_is_a_problem():
     one = found("TLS", worker={"listen": "0.0.0.0:7401"})["this machine"]
     assert one.verdict is Verdict.WRONG
     assert "security.tls" in one.todo
@@ -121,12 +112,12 @@ def test_plain_text_for_everybody_is_a_problem() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
-def test_a_router_that_is_open_to_all_is_a_warning(host: str) -> None:
+def test_a_router_that_is_open_to_all_is_a_warning(host):
     one = found("keys", router={"host": host}).get("router.host")
     assert (one.verdict if one else None) is (Verdict.WARNING if host == "0.0.0.0" else None)
 
 
-def test_variables_for_proxies_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_for_proxies_are_reported(monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@127.0.0.1:9")
     (one,) = found("proxy").values()
     assert "HTTPS_PROXY set" in one.what

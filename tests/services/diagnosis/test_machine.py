@@ -1,20 +1,16 @@
-"""The judgement of a machine."""
-
-from __future__ import annotations
-
 import pytest
 
 from baton import machine
 from baton.protos import scheduler_pb2 as pb
 from baton.services.config import Settings, load
-from baton.services.diagnosis.finding import Finding, Verdict
+from baton.services.diagnosis.finding import Verdict
 from baton.services.diagnosis.machine import Needs, judge
 
 GIB = 1 << 30
 
 
-def seen(**changes: object) -> pb.Machine:
-    values: dict[str, object] = {
+def seen(**changes):
+    values = {
         "shm_bytes": 8 * GIB,
         "shm_free": 8 * GIB,
         "shm_writable": True,
@@ -26,10 +22,10 @@ def seen(**changes: object) -> pb.Machine:
         "cpu": "a CPU",
         "cpu_features": ["avx2", "avx512f"],
     }
-    return pb.Machine(**(values | changes))  # type: ignore[arg-type]
+    return pb.Machine(**(values | changes))
 
 
-def found(area: str, needs: Needs | None = None, torch: str = "2.13.0+cpu", **changes: object) -> Finding:
+def found(area, needs=None, torch="2.13.0+cpu", **changes):
     one = [one for one in judge("m", seen(**changes), torch, needs or Needs()) if one.area == area]
     assert len(one) == 1
     return one[0]
@@ -52,15 +48,13 @@ def found(area: str, needs: Needs | None = None, torch: str = "2.13.0+cpu", **ch
         ("GPU", {"gpus": ["nvidia-smi fails: 9"]}, Verdict.WRONG, "fails"),
     ],
 )
-def test_each_fact_has_its_verdict(
-    area: str, changes: dict[str, object], verdict: Verdict, says: str
-) -> None:
+def test_each_fact_has_its_verdict(area, changes, verdict, says):
     one = found(area, **changes)
     assert (one.verdict, says in one.what) == (verdict, True), one
     assert bool(one.todo) is (verdict is not Verdict.OK)  # all but OK have advice
 
 
-def test_the_configuration_says_how_much_is_enough() -> None:
+def test_the_configuration_says_how_much_is_enough():
     settings = load(
         {"handoff": {"staging_mib": 4096}, "engine": {"kv_cache_gib": 12, "tensor_parallel_size": 2}}
     )
@@ -74,14 +68,14 @@ def test_the_configuration_says_how_much_is_enough() -> None:
     assert found("shared memory", without, shm_bytes=0).verdict is Verdict.OK
 
 
-def test_routers_need_descriptors_for_their_clients() -> None:
+def test_routers_need_descriptors_for_their_clients():
     needs = Needs.of_router(Settings())
     assert found("file descriptors", needs, files_hard=4096).verdict is Verdict.WARNING
     assert "router.max_connections" in found("file descriptors", needs, files_hard=4096).what
     assert found("file descriptors", needs, files_soft=64, files_hard=8192).verdict is Verdict.OK
 
 
-def test_this_machine_can_be_looked_at() -> None:
+def test_this_machine_can_be_looked_at():
     here = machine.inspection()
     assert here.versions["vllm"] == "0.32.0"
     assert here.machine.shm_bytes >= here.machine.shm_free > 0

@@ -1,7 +1,3 @@
-"""A bundle has the metrics of the processes that the scheduler lists, and of those in the settings."""
-
-from __future__ import annotations
-
 import asyncio
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -15,14 +11,13 @@ from harness.scheduling import identity
 from harness.support import free_port
 
 
-def serving(name: str) -> MetricsServer:
-    """Serve a process's metrics on a free port."""
+def serving(name):
     registry = CollectorRegistry()
     Gauge("baton_one", "One", ["of"], registry=registry).labels(name).set(1)
     return MetricsServer(registry, "worker.metrics_port", "127.0.0.1", 0)
 
 
-def test_those_that_the_scheduler_knows_are_asked() -> None:
+def test_those_that_the_scheduler_knows_are_asked():
     """They use free ports, which no setting names. Another machine's loopback address is not asked."""
     with serving("router") as router, serving("worker") as worker:
         here, there = identity("../decode/0", pb.ROLE_DECODE), identity("decode-1", pb.ROLE_DECODE)
@@ -41,7 +36,7 @@ def test_those_that_the_scheduler_knows_are_asked() -> None:
     assert "not reached" in found["router"]
 
 
-def test_without_a_scheduler_those_of_the_settings_are() -> None:
+def test_without_a_scheduler_those_of_the_settings_are():
     with serving("router") as router:
         _, _, port = router.address.partition(":")
         worker = {"metrics_port": free_port()}

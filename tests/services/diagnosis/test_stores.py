@@ -1,30 +1,22 @@
-"""The doctor's checks of Redis, on real servers."""
-
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from baton.scheduler.keys import topic_keys
+from baton.scheduler.store.redis import topic_keys
 from baton.services.config import load
 from baton.services.diagnosis import stores
-from baton.services.diagnosis.finding import Finding, Verdict
+from baton.services.diagnosis.finding import Verdict
 from harness.redis_groups import MASTER, cluster, follow, owner, sentinels, servers
 from harness.scheduling import RedisServer
 from harness.support import free_port
 from tests.security.test_redis import PASSWORD, RULES, TOPIC
 
-Start = Callable[..., RedisServer]
-
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path):
     running = []
 
-    def one(password: str = "", *extra: str) -> RedisServer:
+    def one(password="", *extra):
         server = RedisServer(tmp_path, password=password, extra=extra)
         server.start()
         running.append(server)
@@ -35,15 +27,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
         server.stop()
 
 
-def found(store: str, **router: str) -> list[Finding]:
-    async def all_of_it() -> list[Finding]:
+def found(store, **router):
+    async def all_of_it():
         settings = load({"scheduler": {"store": store, "topic": TOPIC}, "router": router})
         return [one async for one in stores.findings(settings)]
 
     return asyncio.run(all_of_it())
 
 
-def test_a_redis_that_is_well(start: Start) -> None:
+def test_a_redis_that_is_well(start):
     server = start(PASSWORD, "--maxmemory-policy", "noeviction", "--maxmemory", "100mb")
     one, policy, scripts, keys, _, book = found(server.url, keys_store=server.url)
     assert {one.verdict, policy.verdict, scripts.verdict, keys.verdict} == {Verdict.OK}
@@ -56,7 +48,7 @@ def test_a_redis_that_is_well(start: Start) -> None:
     assert not any(PASSWORD in str(one) for one in found(server.url, keys_store=server.url))
 
 
-def test_the_password_of_the_keys_may_be_in_a_file(start: Start, tmp_path: Path) -> None:
+def test_the_password_of_the_keys_may_be_in_a_file(start, tmp_path):
     server = start(PASSWORD)
     (tmp_path / "password").write_text(PASSWORD)
     (tmp_path / "password").chmod(0o600)
@@ -66,14 +58,14 @@ def test_the_password_of_the_keys_may_be_in_a_file(start: Start, tmp_path: Path)
     assert "holds no keys" in book.what
 
 
-def test_a_store_that_evicts_keys_is_a_problem(start: Start) -> None:
+def test_a_store_that_evicts_keys_is_a_problem(start):
     server = start("", "--maxmemory-policy", "allkeys-lru", "--maxmemory", "100mb")
     policy = found(server.url)[1]
     assert policy.verdict is Verdict.WRONG
     assert "noeviction" in policy.todo
 
 
-def test_a_store_that_is_unreachable_or_refuses_is_a_problem(start: Start) -> None:
+def test_a_store_that_is_unreachable_or_refuses_is_a_problem(start):
     (one,) = found(f"redis://127.0.0.1:{free_port()}/0")
     assert one.verdict is Verdict.WRONG
     server = start("another")
@@ -83,7 +75,7 @@ def test_a_store_that_is_unreachable_or_refuses_is_a_problem(start: Start) -> No
 
 
 @pytest.mark.parametrize("enough", [True, False])
-def test_the_rights_of_its_user(start: Start, tmp_path: Path, enough: bool) -> None:
+def test_the_rights_of_its_user(start, tmp_path, enough):
     """The rights in docs/security.md are enough; if one of them is missing, the doctor says so."""
     acl = RULES if enough else RULES.replace("+hgetall ", "")
     (tmp_path / "users.acl").write_text(f"user default off\n{acl}\n")
@@ -95,7 +87,7 @@ def test_the_rights_of_its_user(start: Start, tmp_path: Path, enough: bool) -> N
         assert "docs/security.md" in scripts.what
 
 
-def test_a_replica_a_sentinel_and_a_cluster_s_wrong_node_are_named_with_the_cure(tmp_path: Path) -> None:
+def test_a_replica_a_sentinel_and_a_cluster_s_wrong_node_are_named_with_the_cure(tmp_path):
     with servers(tmp_path / "pair", 2) as (master, replica):
         follow(replica, master)
         *_, last = found(replica.url)

@@ -1,13 +1,7 @@
 """Run OpenAI requests in one batch of an engine, for test_neighbours.py."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-from harness.engines import Engine
 
 LIMIT_S = 60.0
 
@@ -24,10 +18,10 @@ class Told:
     stop: str = ""
 
 
-def together(engine: Engine, requests: Mapping[str, tuple[list[int], dict[str, Any]]]) -> dict[str, Told]:
+def together(engine, requests):
     """Run requests in one batch, given by name with the prompt's tokens and the fields of a completion."""
-    told: dict[str, Told] = {}
-    params: dict[str, Any] = {}
+    told = {}
+    params = {}
     for name, (tokens, body) in requests.items():
         prompt = list(tokens)
         if "thinking_token_budget" in body:
@@ -46,7 +40,7 @@ def together(engine: Engine, requests: Mapping[str, tuple[list[int], dict[str, A
     return told
 
 
-def sampling(engine: Engine, prompt: list[int], body: dict[str, Any]) -> Any:
+def sampling(engine, prompt, body):
     """Return the parameters that vLLM's front end makes from a completion's body."""
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.tokenizers import cached_tokenizer_from_config
@@ -61,7 +55,7 @@ def sampling(engine: Engine, prompt: list[int], body: dict[str, Any]) -> Any:
     return params
 
 
-def _add(engine: Engine, name: str, prompt: list[int], params: Any, salt: str | None) -> None:
+def _add(engine, name, prompt, params, salt):
     from vllm.v1.engine import EngineCoreRequest
 
     request = EngineCoreRequest(
@@ -78,7 +72,7 @@ def _add(engine: Engine, name: str, prompt: list[int], params: Any, salt: str | 
     engine.core.add_request(*engine.core.preprocess_add_request(request))
 
 
-def _take(told: Told, output: Any, params: Any) -> None:
+def _take(told, output, params):
     told.tokens += output.new_token_ids
     told.longest = max(told.longest, len(output.new_token_ids))
     if output.new_logprobs is not None:
@@ -91,7 +85,7 @@ def _take(told: Told, output: Any, params: Any) -> None:
         told.finish, told.stop = str(output.finish_reason), str(output.stop_reason)
 
 
-def _rows(ids: Any, values: Any, wanted: int) -> list[dict[int, float]]:
+def _rows(ids, values, wanted):
     width = None if wanted == -1 else 1 + wanted
     return [
         dict(zip(row[:width], numbers[:width], strict=True))

@@ -1,11 +1,7 @@
 """Adapters' folders: which are refused before a model is loaded, and which count as equal."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,23 +14,23 @@ from harness.checkpoints import tiny_qwen2
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return tiny_qwen2(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def settings(model: Path, adapters: dict[str, Path], **others: Any) -> EngineSettings:
+def settings(model, adapters, **others):
     lora = {"adapters": {name: str(path) for name, path in adapters.items()}, **others}
-    return EngineSettings(model=str(model), lora=lora)  # type: ignore[arg-type]
+    return EngineSettings(model=str(model), lora=lora)
 
 
-def refused(one: EngineSettings) -> str:
+def refused(one):
     with pytest.raises(ConfigError) as found:
         check_model(one)
     assert "\n" not in str(found.value)
     return str(found.value)
 
 
-def test_vllms_arguments(model: Path, tmp_path: Path) -> None:
+def test_vllms_arguments(model, tmp_path):
     """There is room for all adapters, and for the highest rank in one of vLLM's sizes."""
     folders = {name: adapter(tmp_path / name, model, rank=rank) for name, rank in (("a", 2), ("b", 9))}
     one = settings(model, folders)
@@ -47,7 +43,7 @@ def test_vllms_arguments(model: Path, tmp_path: Path) -> None:
     assert served_names(EngineSettings(model=str(model))) == ["tiny"]
 
 
-def test_folders_without_an_adapter_are_refused(model: Path, tmp_path: Path) -> None:
+def test_folders_without_an_adapter_are_refused(model, tmp_path):
     gone = refused(settings(model, {"a": tmp_path / "gone"}))
     assert gone == f"engine.lora.adapters.a (value '{tmp_path}/gone'): the folder does not exist"
     assert "is no adapter in PEFT's layout" in refused(settings(model, {"a": model}))
@@ -59,7 +55,7 @@ def test_folders_without_an_adapter_are_refused(model: Path, tmp_path: Path) -> 
     assert "names no rank" in refused(settings(model, {"a": half}))
 
 
-def test_a_rank_above_vllms_limit_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_rank_above_vllms_limit_is_refused(model, tmp_path):
     high = adapter(tmp_path / "high", model)
     config = json.loads((high / "adapter_config.json").read_text())
     for ranks in ({"r": 513}, {"r": 2, "rank_pattern": {"q_proj": 513}}):
@@ -75,27 +71,19 @@ def test_a_rank_above_vllms_limit_is_refused(model: Path, tmp_path: Path) -> Non
         ({"layers": 3}, "the model has no model.layers.2"),
     ],
 )
-def test_an_adapter_of_another_model_is_refused(
-    model: Path, tmp_path: Path, other: dict[str, int], difference: str
-) -> None:
+def test_an_adapter_of_another_model_is_refused(model, tmp_path, other, difference):
     """vLLM would load the part that fits."""
     made_for = tiny_qwen2(tmp_path / "other", **other)
     why = refused(settings(model, {"a": adapter(tmp_path / "a", made_for)}))
     assert f"does not fit the model {str(model)!r} (it was made for 'other'): {difference}" in why
 
 
-def test_an_adapter_with_the_models_name_is_refused(model: Path, tmp_path: Path) -> None:
+def test_an_adapter_with_the_models_name_is_refused(model, tmp_path):
     one = adapter(tmp_path / "a", model)
     assert "it has the name of the model itself" in refused(settings(model, {"tiny": one}))
 
 
-@pytest.mark.parametrize("key", ["enable_lora", "max-loras"])
-def test_vllms_own_arguments_are_refused(model: Path, key: str) -> None:
-    with pytest.raises(ConfigError, match=r"use engine\.lora"):
-        check_model(EngineSettings(model=str(model), extra={key: 2}))
-
-
-def test_fingerprints_depend_on_the_files_and_not_on_their_folder(model: Path, tmp_path: Path) -> None:
+def test_fingerprints_depend_on_the_files_and_not_on_their_folder(model, tmp_path):
     one = adapter(tmp_path / "a", model)
     copy = shutil.copytree(one, tmp_path / "copy")
     other = adapter(tmp_path / "b", model, seed=1)

@@ -1,11 +1,8 @@
 """An engine's cores, memory, blocks and prompt share."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -49,18 +46,18 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("text", "cores"), [("0", [0]), ("0-1", [0, 1]), ("1,0", [0, 1]), ("0-0,1", [0, 1]), ("0,0", [0])]
 )
-def test_cores_are_parsed(text: str, cores: list[int]) -> None:
+def test_cores_are_parsed(text, cores):
     if set(cores) <= set(OURS):
         assert parse_cores(text) == cores
 
 
 @pytest.mark.parametrize("text", ["", "x", "1-", "-1", "2-1", "0;1", "99999"])
-def test_invalid_cores_are_refused(text: str) -> None:
+def test_invalid_cores_are_refused(text):
     with pytest.raises(ConfigError, match=r"worker\.cpu"):
         parse_cores(text)
 
 
-def test_ranks_share_the_cores_evenly() -> None:
+def test_ranks_share_the_cores_evenly():
     shares = [share.split(",") for share in cores_of_ranks("", len(OURS)).split("|")]
     assert [int(core) for (core,) in shares] == OURS
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
@@ -77,36 +74,36 @@ def test_ranks_share_the_cores_evenly() -> None:
         ),
     ],
 )
-def test_gangs_that_cannot_be(more: dict[str, int], problem: str) -> None:
+def test_gangs_that_cannot_be(more, problem):
     settings = load({"engine": {"model": str(MODEL), "data_parallel_size": 2} | more})
     plan = EnginePlan(settings, "w", "f", needs_handoffs=False, gang=GangRank(0, "127.0.0.1", 1, "127.0.0.1"))
     with pytest.raises(ConfigError, match=problem):
         build_config(plan)
 
 
-def request(args: dict[str, Any], free_gib: float) -> int:
+def request(args, free_gib):
     """Request memory as vLLM does when an engine starts on a GPU of 80 GiB."""
     snapshot = SimpleNamespace(total_memory=80 * GIB, free_memory=int(free_gib * GIB), device_="cuda:0")
-    return int(request_memory(snapshot, CacheConfig(**args)))  # type: ignore[arg-type]
+    return int(request_memory(snapshot, CacheConfig(**args)))
 
 
-def test_an_encode_worker_of_a_model_without_images() -> None:
+def test_an_encode_worker_of_a_model_without_images():
     plan = EnginePlan(load({"engine": {"model": str(MODEL)}}), "w", "f", needs_handoffs=False, encodes=True)
     with pytest.raises(ConfigError, match="takes no images: leave out encode workers"):
         build_config(plan)
 
 
-def test_a_worker_starts_on_a_gpu_that_others_use() -> None:
+def test_a_worker_starts_on_a_gpu_that_others_use():
     """Others use 50 of 80 GiB, and the worker's KV cache fits into the rest."""
-    args: dict[str, Any] = {"kv_cache_memory_bytes": 20 * GIB}
+    args = {"kv_cache_memory_bytes": 20 * GIB}
     with pytest.raises(ValueError, match="less than desired GPU memory utilization"):
         request(args, free_gib=30)
     _gpu_arguments(args, total=80 * GIB)
     assert request(args, free_gib=30) == 20 * GIB
 
 
-def test_a_kv_cache_that_does_not_fit_is_reported() -> None:
-    args: dict[str, Any] = {"kv_cache_memory_bytes": 20 * GIB}
+def test_a_kv_cache_that_does_not_fit_is_reported():
+    args = {"kv_cache_memory_bytes": 20 * GIB}
     _gpu_arguments(args, total=80 * GIB)
     with pytest.raises(ValueError, match="GPU memory") as caught:
         request(args, free_gib=15)
@@ -119,8 +116,8 @@ def test_a_kv_cache_that_does_not_fit_is_reported() -> None:
     assert args["gpu_memory_utilization"] == 1.0
 
 
-def test_without_a_given_kv_cache_vllm_decides() -> None:
-    args: dict[str, Any] = {}
+def test_without_a_given_kv_cache_vllm_decides():
+    args = {}
     _gpu_arguments(args, total=80 * GIB)
     assert args == {}
     args = {"kv_cache_memory_bytes": GIB, "gpu_memory_utilization": 0.5}  # from engine.extra
@@ -128,11 +125,11 @@ def test_without_a_given_kv_cache_vllm_decides() -> None:
     assert args["gpu_memory_utilization"] == 0.5
 
 
-def full(block_size: int) -> Any:
+def full(block_size):
     return MLAAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
 
 
-def window(block_size: int, tokens: int, page: int) -> Any:
+def window(block_size, tokens, page):
     return SlidingWindowMLASpec(
         block_size=block_size,
         num_kv_heads=1,
@@ -155,7 +152,7 @@ PAGE = full(256).page_size_bytes
     ],
     ids=["two sizes", "one size", "three sizes"],
 )
-def test_all_tokens_that_the_pool_holds_can_be_booked(groups: list[Any], blocks: int) -> None:
+def test_all_tokens_that_the_pool_holds_can_be_booked(groups, blocks):
     """Compare with vLLM's own count, for groups with blocks of different sizes."""
     settings = load({"engine": {"model": str(MODEL), "max_model_len": 2_048, "max_num_seqs": 8}})
     config = build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
@@ -176,7 +173,7 @@ def test_all_tokens_that_the_pool_holds_can_be_booked(groups: list[Any], blocks:
     assert share <= 1
 
 
-def test_windows_alone_are_not_booked_beyond_the_pool() -> None:
+def test_windows_alone_are_not_booked_beyond_the_pool():
     """Requests shorter than a window never give blocks back."""
     settings = load({"engine": {"model": str(MODEL), "max_model_len": 2_048}})
     config = build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
@@ -197,21 +194,19 @@ def test_windows_alone_are_not_booked_beyond_the_pool() -> None:
         (False, {"long_prefill_token_threshold": 512}, False),
     ],
 )
-def test_a_prompts_share_is_measured_on_a_gpu_unless_it_is_set(
-    monkeypatch: pytest.MonkeyPatch, on_cpu: bool, extra: dict[str, Any], measured: bool
-) -> None:
+def test_a_prompts_share_is_measured_on_a_gpu_unless_it_is_set(monkeypatch, on_cpu, extra, measured):
     monkeypatch.setattr(current_platform, "is_cpu", lambda: on_cpu)
     settings = load({"engine": {"model": str(MODEL), "extra": extra}})
     assert measures_share(EnginePlan(settings, "w", "f00", needs_handoffs=True)) is measured
 
 
-def test_an_encode_workers_step_takes_its_images_and_its_requests() -> None:
+def test_an_encode_workers_step_takes_its_images_and_its_requests():
     model = VISIONS["gemma3-vision"]
     target = str(model.target(model.checkpoint()))
     plan = EnginePlan(load({"engine": {"model": target}}), "w", "f", needs_handoffs=False, encodes=True)
     config = ModelConfig(model=target, dtype="float32")
     largest = largest_image(config)
     for given, least in (({}, 256), ({"max_num_batched_tokens": 1, "max_num_seqs": 300}, 300)):
-        args: dict[str, Any] = dict(given)
+        args = dict(given)
         _add_encoding(args, plan, config)
         assert args["max_num_batched_tokens"] >= max(least, largest)

@@ -1,10 +1,7 @@
 """Reports about a prefix cache agree with vLLM's block pool after any sequence of requests."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -30,21 +27,21 @@ WINDOW = SlidingWindowSpec(
 )
 
 
-class Published(NullEventPublisher):  # type: ignore[misc]
+class Published(NullEventPublisher):
     """Stands in for a publisher set by engine.extra."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.batches: list[Any] = []
+        self.batches = []
 
-    def publish(self, events: Any) -> None:
+    def publish(self, events):
         self.batches.append(events)
 
 
 class Pool:
     """A block pool, its events, and the log that a worker makes from them."""
 
-    def __init__(self, blocks: int, groups: tuple[Any, ...] = (FULL,), group: int = 0) -> None:
+    def __init__(self, blocks, groups=(FULL,), group=0):
         kv_cache_utils.init_none_hash(sha256)
         self.pool = BlockPool(blocks, True, BLOCK, enable_kv_cache_events=True)
         self.others = Published()
@@ -58,10 +55,10 @@ class Pool:
         self.events = CacheEvents(scheduler, "sha256")
         self.log = BlockLog()
         self.group = group
-        self.names: dict[bytes, int] = {}  # hash -> name
-        self.running: list[tuple[Request, list[Any]]] = []
+        self.names = {}  # hash -> name
+        self.running = []
 
-    def run(self, tokens: list[int], *, looks: bool) -> None:
+    def run(self, tokens, *, looks):
         """Let a request compute its prompt. Without `looks` it does not use the cache."""
         request = Request(
             request_id=str(len(self.names)),
@@ -74,7 +71,7 @@ class Pool:
         self.names |= {
             one: key_of(int.from_bytes(one[-8:], "big"), depth) for depth, one in enumerate(hashes, start=1)
         }
-        hits: list[Any] = []
+        hits = []
         for one in hashes if looks else ():
             cached = self.pool.get_cached_block(one, [self.group])
             if cached is None:
@@ -89,24 +86,24 @@ class Pool:
         self.pool.cache_full_blocks(request, blocks, len(hits), len(hashes), BLOCK, self.group)
         self.running.append((request, blocks))
 
-    def end(self, which: int) -> None:
+    def end(self, which):
         _, blocks = self.running.pop(which % len(self.running))
         self.pool.free_blocks(reversed(blocks))
 
-    def step(self) -> None:
+    def step(self):
         """Report events as the engine's scheduler and the worker do after a step."""
         if events := self.pool.take_events():
             self.events.publish(KVEventBatch(ts=0.0, events=events))
         if change := self.events.take():
             self.log.take(change)
 
-    def held(self) -> set[int]:
+    def held(self):
         return {self.names[key[:-4]] for key in self.pool.cached_block_hash_to_block._cache}
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_reports_agree_with_the_pool(seed: int) -> None:
+def test_reports_agree_with_the_pool(seed):
     """Requests may compute the same blocks at the same time, and single copies may be evicted."""
     draw, pool = random.Random(seed), Pool(14)
     for _ in range(60):
@@ -125,7 +122,7 @@ def test_reports_agree_with_the_pool(seed: int) -> None:
     assert pool.log._held == pool.held()
 
 
-def test_another_publisher_gets_the_events_too() -> None:
+def test_another_publisher_gets_the_events_too():
     pool = Pool(14)
     pool.run([1] * BLOCK, looks=True)
     pool.step()
@@ -134,7 +131,7 @@ def test_another_publisher_gets_the_events_too() -> None:
     assert len(pool.log) == 1
 
 
-def test_only_the_group_with_full_attention_counts() -> None:
+def test_only_the_group_with_full_attention_counts():
     told = Pool(14, (WINDOW, FULL), group=1)
     told.run([1] * 3 * BLOCK, looks=True)
     told.step()
@@ -145,7 +142,7 @@ def test_only_the_group_with_full_attention_counts() -> None:
     assert len(not_told.log) == 0
 
 
-def test_events_are_enabled_and_other_settings_kept() -> None:
+def test_events_are_enabled_and_other_settings_kept():
     assert (events_config(None).enable_kv_cache_events, events_config(None).publisher) == (True, "null")
     theirs = events_config({"enable_kv_cache_events": False, "publisher": "zmq", "topic": "kv"})
     assert (theirs.enable_kv_cache_events, theirs.publisher, theirs.topic) == (True, "zmq", "kv")
@@ -154,9 +151,7 @@ def test_events_are_enabled_and_other_settings_kept() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "seed", "told"), [("sha256", "", True), ("xxhash", "", False), ("xxhash", "7", True)]
 )
-def test_hashes_that_others_cannot_compute_are_not_reported(
-    algorithm: str, seed: str, told: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hashes_that_others_cannot_compute_are_not_reported(algorithm, seed, told, monkeypatch):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     if seed:
         monkeypatch.setenv("PYTHONHASHSEED", seed)

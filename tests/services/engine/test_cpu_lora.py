@@ -1,7 +1,5 @@
 """Adapters on a CPU, compared with multiplying row by row."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from vllm.lora.layers import LoRAMapping
@@ -16,13 +14,13 @@ BATCHES = [[0], [7], [0, 0, 0], [7, 7], [5, 0, 7, 7, 0, 5, 0], [0, 7], [5, 7, 5]
 IDS = [5, None, 7]
 
 
-def made(*shape: int) -> torch.Tensor:
+def made(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 @pytest.mark.parametrize("ids", BATCHES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_token_gets_its_own_adapter_or_none(ids: list[int], dtype: torch.dtype) -> None:
+def test_each_token_gets_its_own_adapter_or_none(ids, dtype):
     punica = GroupedPunica(64, 8, "cpu")
     punica.update_metadata(LoRAMapping(tuple(ids), tuple(ids), is_prefill=True), IDS, PLACES, 100)
     x = made(len(ids), INPUTS).to(dtype)
@@ -46,7 +44,7 @@ def test_each_token_gets_its_own_adapter_or_none(ids: list[int], dtype: torch.dt
     assert torch.equal(y[none], expected[none])
 
 
-def test_a_drafter_that_shares_a_layer_gets_no_adapter() -> None:
+def test_a_drafter_that_shares_a_layer_gets_no_adapter():
     """Its passes have a different number of tokens than the step."""
     punica = GroupedPunica(64, 8, "cpu")
     punica.update_metadata(LoRAMapping((7, 7, 7), (7,), is_prefill=True), IDS, PLACES, 100)

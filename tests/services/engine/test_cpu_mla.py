@@ -1,10 +1,6 @@
 """MLA on CPUs with and without AMX, which is faked here."""
 
-from __future__ import annotations
-
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,13 +20,13 @@ pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="back ends
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
+def model():
     one = ARCHITECTURES["mtp-deepseek-v3"]
     return one.target(one.checkpoint())
 
 
 @pytest.fixture(params=[True, False], ids=["amx", "no-amx"])
-def amx(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
+def amx(monkeypatch, request):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         load_general_plugins()  # first, because its patch would wrap the fake
@@ -38,7 +34,7 @@ def amx(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool
     return bool(request.param)
 
 
-def built(model: Path, dtype: str, **extra: Any) -> Any:
+def built(model, dtype, **extra):
     engine = {"model": str(model), "dtype": dtype, "max_model_len": 256, "extra": extra}
     settings = load({"engine": engine | {"speculative_config": {"method": "mtp"}}})
     with warnings.catch_warnings():
@@ -48,9 +44,7 @@ def built(model: Path, dtype: str, **extra: Any) -> Any:
 
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_machine_uses_the_same_blocks(
-    model: Path, dtype: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_machine_uses_the_same_blocks(model, dtype, caplog):
     config = built(model, dtype)
     assert config.cache_config.block_size == 16
     assert "overriding" not in caplog.text
@@ -66,7 +60,7 @@ class Selection:
 
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("amx", [True], indirect=True)
-def test_amx_is_used_if_it_is_set(model: Path) -> None:
+def test_amx_is_used_if_it_is_set(model):
     assert built(model, "bfloat16", attention_backend="AMX_MLA").cache_config.block_size == 32
     config = built(model, "bfloat16", attention_config={"backend": "AMX_MLA"})
     assert config.cache_config.block_size == 32
@@ -80,9 +74,7 @@ def test_amx_is_used_if_it_is_set(model: Path) -> None:
         ("bfloat16", {"attention_backend": "TRITON_MLA"}, "CPU_MLA or AMX_MLA"),
     ],
 )
-def test_impossible_settings_are_refused_before_the_model_loads(
-    model: Path, amx: bool, dtype: str, extra: dict[str, Any], problem: str
-) -> None:
+def test_impossible_settings_are_refused_before_the_model_loads(model, amx, dtype, extra, problem):
     without_amx = problem if problem.startswith("CPU_MLA") else "has no AMX"
     with pytest.raises(ConfigError, match=problem if amx else without_amx) as raised:
         built(model, dtype, **extra)

@@ -1,20 +1,14 @@
 """Steps that raise in real engines: their requests end, and the others get the same answers as usual."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from baton.handoff.params import load_params, save_params
-from baton.protos.handoff_pb2 import Manifest
-from harness.engines import CALL_S, Engine, EngineProcess, Options, generate, prefill, queue_batches
+from harness.engines import CALL_S, EngineProcess, Options, generate, prefill, queue_batches
 from harness.poison import baton_poison, dose
 from tests.handoff import checkpoints
 from tests.handoff.engines import manifest_of, read
@@ -26,17 +20,17 @@ TOKENS = 12
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
 
 
 @pytest.fixture(scope="module")
-def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def drafter(tmp_path_factory):
     return checkpoints.eagle(tmp_path_factory.mktemp("checkpoints") / "eagle")
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path, drafter: Path) -> Iterator[EngineProcess]:
+def engine(model, drafter):
     options = Options(model, "fails", drafter=drafter, prepare=baton_poison.register)
     with EngineProcess(options) as process:
         process.call(install)
@@ -44,13 +38,13 @@ def engine(model: Path, drafter: Path) -> Iterator[EngineProcess]:
 
 
 @pytest.fixture(scope="module")
-def source(model: Path, drafter: Path) -> Iterator[EngineProcess]:
+def source(model, drafter):
     """An engine that saves KV for the other one and does not fail."""
     with EngineProcess(Options(model, "source", cores="1", drafter=drafter)) as process:
         yield process
 
 
-def prompt_of(name: str, length: int = 150) -> list[int]:
+def prompt_of(name, length=150):
     return random.Random(name).choices(range(2, checkpoints.VOCAB), k=length)
 
 
@@ -60,13 +54,13 @@ class Failures:
     seen: list[str]
 
 
-def install(engine: Engine) -> None:
+def install(engine):
     from baton.services.engine.patches import failed_step
 
     engine.core.failed = failed_step.install(engine.core)
 
 
-def run(engine: Engine) -> Failures:
+def run(engine):
     """Step until idle, and recover from failed steps like the worker's host."""
     found = Failures([], [])
     deadline = time.monotonic() + CALL_S / 2
@@ -77,18 +71,16 @@ def run(engine: Engine) -> Failures:
         except Exception as error:  # noqa: BLE001 (like the host)
             found.seen.append(str(error))
             found.ended.append(engine.core.failed.recover(error))
-            engine.connector.take_reports()
+            engine.connector.scheduler_side.take_reports()
     raise TimeoutError("the engine did not become idle")
 
 
-def poison(engine: Engine, name: str, prompt: list[int], xargs: dict[str, str], params: Any = None) -> None:
+def poison(engine, name, prompt, xargs, params=None):
     engine.add(name, prompt, TOKENS, params)
     engine.core.scheduler.requests[name].sampling_params.extra_args = xargs
 
 
-def among(
-    engine: Engine, prompts: dict[str, list[int]], xargs: Sequence[dict[str, str]]
-) -> tuple[Failures, list[str]]:
+def among(engine, prompts, xargs):
     for name, prompt in prompts.items():
         engine.add(name, prompt, TOKENS)
     for number, one in enumerate(xargs):
@@ -97,18 +89,18 @@ def among(
     return found, [name for name in prompts if engine.answers[name].finish_reason is not None]
 
 
-def blocks(engine: Engine) -> tuple[int, int, int]:
+def blocks(engine):
     """Return the free blocks, the remaining saves and loads, and the staging blocks in use."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     engine.run()
-    side = engine.connector._scheduler_side
+    side = engine.connector.scheduler_side
     staging = get_kv_transfer_group()._worker_side.staging
     left = len(side._saving) + len(side._to_save) + len(side._loads)
     return engine.free_blocks, left, staging.capacity - staging.free_blocks
 
 
-def settled(engine: Engine, expected: tuple[int, int, int]) -> tuple[int, int, int]:
+def settled(engine, expected):
     """Return the same once releases have arrived."""
     deadline = time.monotonic() + 10
     while (found := blocks(engine)) != expected and time.monotonic() < deadline:
@@ -117,9 +109,7 @@ def settled(engine: Engine, expected: tuple[int, int, int]) -> tuple[int, int, i
 
 
 @pytest.mark.parametrize(("where", "after"), [*((one, 0) for one in PLACES), ("execute", 3)])
-def test_requests_of_a_failed_step_end_and_later_ones_are_answered(
-    engine: EngineProcess, source: EngineProcess, where: str, after: int
-) -> None:
+def test_requests_of_a_failed_step_end_and_later_ones_are_answered(engine, source, where, after):
     before = engine.call(blocks)
     prompts = {name: prompt_of(name) for name in (f"{where}-{after}-{number}" for number in range(4))}
     expected = {name: source.call(generate, name, prompt, TOKENS) for name, prompt in prompts.items()}
@@ -133,9 +123,7 @@ def test_requests_of_a_failed_step_end_and_later_ones_are_answered(
     assert engine.call(settled, before) == before
 
 
-def test_a_request_that_fails_while_it_joins_the_batch_leaves_it(
-    engine: EngineProcess, source: EngineProcess
-) -> None:
+def test_a_request_that_fails_while_it_joins_the_batch_leaves_it(engine, source):
     """The sampler's masks are filled after the request has been given a row."""
     before = engine.call(blocks)
     prompts = {f"half-{number}": prompt_of(f"half-{number}", 60) for number in range(3)}
@@ -148,7 +136,7 @@ def test_a_request_that_fails_while_it_joins_the_batch_leaves_it(
     assert engine.call(settled, before) == before
 
 
-def half(engine: Engine, prompts: dict[str, list[int]]) -> tuple[Failures, list[str]]:
+def half(engine, prompts):
     """Let a request join the batch and fail in the step in which another one leaves it."""
     first, *others = prompts
     answer = engine.add(first, prompts[first], TOKENS)
@@ -161,7 +149,7 @@ def half(engine: Engine, prompts: dict[str, list[int]]) -> tuple[Failures, list[
     return found, [name for name in prompts if engine.answers[name].finish_reason is not None]
 
 
-def test_waiting_requests_stay(engine: EngineProcess, source: EngineProcess) -> None:
+def test_waiting_requests_stay(engine, source):
     names = [f"waits-{number}" for number in range(6)]
     prompts = {name: prompt_of(name, 400) for name in names}  # some steps each
     expected = {name: source.call(generate, name, prompt, TOKENS) for name, prompt in prompts.items()}
@@ -172,24 +160,22 @@ def test_waiting_requests_stay(engine: EngineProcess, source: EngineProcess) -> 
         assert engine.call(tokens_of, name) == expected[name]
 
 
-def first_then(engine: Engine, prompts: dict[str, list[int]]) -> tuple[Failures, list[str]]:
+def first_then(engine, prompts):
     poison(engine, "poison-first", prompt_of("poison-first", 30), dose("alone"))
     return among(engine, prompts, [])
 
 
-def tokens_of(engine: Engine, name: str) -> list[int]:
+def tokens_of(engine, name):
     return engine.answers[name].tokens
 
 
-def test_two_requests_that_fail_together(engine: EngineProcess) -> None:
+def test_two_requests_that_fail_together(engine):
     found, _ = engine.call(among, {}, [dose("pair", after=3), dose("pair", after=3)])
     assert found.ended == [["poison-0", "poison-1"]]
 
 
 @pytest.mark.parametrize("where", ["schedule", "execute", "sample", "update"])
-def test_handoffs_of_a_failed_step_are_cleaned_up(
-    engine: EngineProcess, source: EngineProcess, where: str
-) -> None:
+def test_handoffs_of_a_failed_step_are_cleaned_up(engine, source, where):
     before = engine.call(blocks)
     taken = source.call(blocks)
     prompt = prompt_of(f"handed-{where}", 300)
@@ -202,7 +188,7 @@ def test_handoffs_of_a_failed_step_are_cleaned_up(
     assert engine.call(generate, f"later-{where}", prompt, TOKENS) == expected
 
 
-def load_and_save(engine: Engine, name: str, prompt: list[int], manifest: Manifest, where: str) -> Failures:
+def load_and_save(engine, name, prompt, manifest, where):
     """Fail a step in which one request's load begins and another's prompt is saved."""
     engine.add(name, prompt, TOKENS, load_params(1, manifest.num_tokens, manifest))
     poison(engine, f"saves-{where}", prompt_of(f"saves-{where}", 100), dose("alone", where), save_params(1))
@@ -210,7 +196,7 @@ def load_and_save(engine: Engine, name: str, prompt: list[int], manifest: Manife
 
 
 @pytest.mark.parametrize("where", ["schedule", "execute", "sample", "update"])
-def test_requests_that_wait_for_kv_stay(engine: EngineProcess, source: EngineProcess, where: str) -> None:
+def test_requests_that_wait_for_kv_stay(engine, source, where):
     """They have not run, and nothing was written to their blocks."""
     before, taken = engine.call(blocks), source.call(blocks)
     prompt, name = prompt_of(f"waits-{where}", 300), f"waits-{where}"
@@ -222,9 +208,7 @@ def test_requests_that_wait_for_kv_stay(engine: EngineProcess, source: EnginePro
     assert source.call(settled, taken) == taken
 
 
-def fail_beside(
-    engine: Engine, name: str, prompt: list[int], manifest: Manifest, written: list[int], where: str
-) -> list[int]:
+def fail_beside(engine, name, prompt, manifest, written, where):
     """Fail a step while one request waits for its source. Return its tokens."""
     answer = engine.add(name, prompt, TOKENS, load_params(1, manifest.num_tokens))
     engine.step()
@@ -237,7 +221,7 @@ def fail_beside(
     return answer.tokens
 
 
-def test_a_step_that_fails_while_a_later_one_runs_frees_everything(engine: EngineProcess) -> None:
+def test_a_step_that_fails_while_a_later_one_runs_frees_everything(engine):
     """With two steps in flight, the later one has begun when the earlier one fails."""
     before = engine.call(blocks)
     engine.call(queue_batches, 2)
@@ -249,21 +233,21 @@ def test_a_step_that_fails_while_a_later_one_runs_frees_everything(engine: Engin
     assert engine.call(settled, before) == before, "blocks, saves and staging are free again"
 
 
-def save_in_two_steps(engine: Engine) -> Failures:
+def save_in_two_steps(engine):
     engine.core.failed._outputs = deque(maxlen=3)
     poison(engine, "saved-first", prompt_of("saved-first", 100), dose("alone", "sample"), save_params(1))
     engine.add("saved-next", prompt_of("saved-next", 100), TOKENS, save_params(1))
     return run(engine)
 
 
-def test_an_engine_that_cannot_answer_ends(engine: EngineProcess) -> None:
+def test_an_engine_that_cannot_answer_ends(engine):
     assert engine.call(broken) == "the device is gone"
 
 
-def broken(engine: Engine) -> str:
+def broken(engine):
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    def fail(*_: Any, **__: Any) -> None:
+    def fail(*_, **__):
         raise ValueError("the device is gone")
 
     sample = GPUModelRunner._sample
@@ -289,7 +273,7 @@ def broken(engine: Engine) -> str:
         RuntimeError("DefaultCPUAllocator: can't allocate memory: out of memory"),
     ],
 )
-def test_errors_of_the_device_are_fatal(error: Exception) -> None:
+def test_errors_of_the_device_are_fatal(error):
     from baton.services.engine.patches.failed_step import is_fatal
 
     wrapped = ValueError("around it")

@@ -1,16 +1,12 @@
 """Digests of files: each file is read once, and a kept digest is used only while it is certainly right."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,24 +17,24 @@ OLD = b"a" * KEEP_FROM
 NEW = b"b" * KEEP_FROM
 
 
-def sha256(content: bytes) -> str:
+def sha256(content):
     return hashlib.sha256(content).hexdigest()
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(file_digests, "QUIET_S", -1.0)  # a test's files have just been written
     return tmp_path / "cache" / FOLDER
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def reads(monkeypatch):
     """Count the files that are read."""
-    found: list[int] = []
+    found = []
     real = file_digests._hash
 
-    def counted(file: int, progress: Any) -> str:
+    def counted(file, progress):
         found.append(file)
         return real(file, progress)
 
@@ -47,24 +43,24 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(OLD)
     return path
 
 
-def entries(kept: Path) -> list[Path]:
+def entries(kept):
     return sorted(kept.glob("*.json"))
 
 
-def test_a_file_is_read_once(file: Path, reads: list[int], kept: Path) -> None:
+def test_a_file_is_read_once(file, reads, kept):
     assert [digests([file]) for _ in range(3)] == [[sha256(OLD)]] * 3
     assert len(reads) == 1
     assert [entry.stat().st_mode & 0o777 for entry in entries(kept)] == [0o600]
     assert kept.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_change_that_keeps_size_and_write_time_is_seen(file: Path, reads: list[int]) -> None:
+def test_a_change_that_keeps_size_and_write_time_is_seen(file, reads):
     digests([file])
     before = file.stat()
     file.write_bytes(NEW)
@@ -76,9 +72,7 @@ def test_a_change_that_keeps_size_and_write_time_is_seen(file: Path, reads: list
     assert len(reads) == 3
 
 
-def test_digests_of_files_changed_just_now_are_not_kept(
-    file: Path, reads: list[int], kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_digests_of_files_changed_just_now_are_not_kept(file, reads, kept, monkeypatch):
     monkeypatch.setattr(file_digests, "QUIET_S", 60.0)
     for _ in range(2):
         digests([file])
@@ -86,34 +80,34 @@ def test_digests_of_files_changed_just_now_are_not_kept(
     assert not entries(kept)
 
 
-def falsify(kept: Path) -> None:
+def falsify(kept):
     (entry,) = entries(kept)
     entry.write_text(json.dumps(json.loads(entry.read_text()) | {"sha256": "0" * 64}))
 
 
-def writable_entry(kept: Path) -> None:
+def writable_entry(kept):
     entries(kept)[0].chmod(0o666)
 
 
-def others_entry(kept: Path) -> None:
+def others_entry(kept):
     os.chown(entries(kept)[0], 12345, -1)
 
 
-def linked_entry(kept: Path) -> None:
+def linked_entry(kept):
     (entry,) = entries(kept)
     entry.rename(kept / "elsewhere")
     entry.symlink_to(kept / "elsewhere")
 
 
-def damaged_entry(kept: Path) -> None:
+def damaged_entry(kept):
     entries(kept)[0].write_text("{")
 
 
-def writable_folder(kept: Path) -> None:
+def writable_folder(kept):
     kept.chmod(0o777)
 
 
-def others_folder(kept: Path) -> None:
+def others_folder(kept):
     os.chown(kept, 12345, -1)
 
 
@@ -121,9 +115,7 @@ def others_folder(kept: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [writable_entry, others_entry, linked_entry, damaged_entry, writable_folder, others_folder]
 )
-def test_entries_that_others_may_have_written_are_ignored(
-    file: Path, kept: Path, spoil: Callable[[Path], None], reads: list[int]
-) -> None:
+def test_entries_that_others_may_have_written_are_ignored(file, kept, spoil, reads):
     digests([file])
     falsify(kept)
     assert digests([file]) == ["0" * 64]  # it is used
@@ -132,10 +124,8 @@ def test_entries_that_others_may_have_written_are_ignored(
     assert len(reads) == 2
 
 
-def test_without_a_home_digests_are_not_kept(
-    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def homeless() -> Path:
+def test_without_a_home_digests_are_not_kept(file, monkeypatch, caplog):
+    def homeless():
         raise RuntimeError("Could not determine home directory.")
 
     caplog.set_level("WARNING", file_digests.__name__)
@@ -145,7 +135,7 @@ def test_without_a_home_digests_are_not_kept(
     assert "computed again at each start: Could not determine home directory" in caplog.text
 
 
-def test_blobs_of_a_hub_are_not_read(tmp_path: Path, reads: list[int]) -> None:
+def test_blobs_of_a_hub_are_not_read(tmp_path, reads):
     blobs = tmp_path / "models--a--b" / "blobs"
     blobs.mkdir(parents=True)
     (blobs / ("c" * 64)).write_bytes(OLD)
@@ -159,7 +149,7 @@ def test_blobs_of_a_hub_are_not_read(tmp_path: Path, reads: list[int]) -> None:
     assert len(reads) == 1
 
 
-def test_one_process_hashes_while_others_wait(file: Path, kept: Path, reads: list[int]) -> None:
+def test_one_process_hashes_while_others_wait(file, kept, reads):
     digests([file])
     (entry,) = entries(kept)
     content = entry.read_text()
@@ -177,7 +167,7 @@ def test_one_process_hashes_while_others_wait(file: Path, kept: Path, reads: lis
     assert len(reads) == 1
 
 
-def test_the_wait_for_another_process_is_bounded(file: Path, kept: Path, reads: list[int]) -> None:
+def test_the_wait_for_another_process_is_bounded(file, kept, reads):
     digests([file])
     (entry,) = entries(kept)
     entry.unlink()
@@ -187,9 +177,7 @@ def test_the_wait_for_another_process_is_bounded(file: Path, kept: Path, reads: 
     assert len(reads) == 2
 
 
-def test_progress_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_progress_is_logged(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(file_digests, "TELL_S", 0.0)
     caplog.set_level("INFO", file_digests.__name__)
     (tmp_path / "large").write_bytes(bytes(20 << 20))
@@ -198,7 +186,7 @@ def test_progress_is_logged(
     assert "it is kept for the next start" in caplog.text
 
 
-def test_an_unreadable_file_raises(tmp_path: Path) -> None:
+def test_an_unreadable_file_raises(tmp_path):
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     with pytest.raises(OSError, match="gone"):
         digests([tmp_path / "gone"])

@@ -1,11 +1,8 @@
 """A process is forked to find out whether forked processes could use the GPU."""
 
-from __future__ import annotations
-
 import os
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +12,7 @@ from baton.services.engine.forking import cuda_begun
 HERE = os.getpid()
 
 
-def torch(*, built: bool = True, initialized: bool = False, counted: bool = False) -> Any:
+def torch(*, built=True, initialized=False, counted=False):
     """Return a fake torch. `counted`: CUDA has counted GPUs, so forked processes cannot use them."""
     return SimpleNamespace(
         backends=SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: built)),
@@ -35,9 +32,7 @@ def torch(*, built: bool = True, initialized: bool = False, counted: bool = Fals
         (torch(counted=True), True),
     ],
 )
-def test_cuda_has_begun_if_a_forked_process_could_not_use_it(
-    found: Any, begun: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_has_begun_if_a_forked_process_could_not_use_it(found, begun, monkeypatch):
     if found is None:
         monkeypatch.delitem(sys.modules, "torch", raising=False)
     else:
@@ -47,7 +42,7 @@ def test_cuda_has_begun_if_a_forked_process_could_not_use_it(
     assert psutil.Process().children() == before
 
 
-def test_the_real_torch_has_these_functions() -> None:
+def test_the_real_torch_has_these_functions():
     import torch as real
 
     assert real.cuda._is_in_bad_fork() is False

@@ -1,23 +1,18 @@
 """Test how long requests wait for loads in the thread that steps a real engine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from baton.handoff.load.loader import State
 from baton.handoff.params import load_params
-from baton.protos.handoff_pb2 import Manifest
 from baton.services.engine import host as hosts
 from baton.services.engine.info import info_of
-from harness.engines import Engine, EngineProcess, Options, clear_prompt, generate, prefill, queue_batches
+from harness.engines import EngineProcess, Options, clear_prompt, generate, prefill, queue_batches
 from tests.handoff import checkpoints
 from tests.handoff.engines import manifest_of, read, watched
 
@@ -28,7 +23,7 @@ POLLS_S = hosts._POLL_S, hosts._POLL_MOST_S, hosts._POLL_WOKEN_S
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+def engine(tmp_path_factory):
     """An engine that hands over to itself."""
     model = checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
     with EngineProcess(Options(model, "hosted", engine={"enable_prefix_caching": False})) as process:
@@ -38,13 +33,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
 class _Listener:
     """Collects the tokens of a request, and whether the end of a load was reported."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self._name = name
         self.loaded = False
-        self.tokens: list[int] = []
+        self.tokens = []
         self.ended = asyncio.Event()
 
-    def on_step(self, step: Any) -> None:
+    def on_step(self, step):
         self.loaded |= bool(step.loaded)
         for output in (one for group in step.outputs.values() for one in group.outputs):
             if output.request_id == self._name:
@@ -54,9 +49,9 @@ class _Listener:
 
 
 @contextlib.contextmanager
-def hosted(engine: Engine, listener: Any) -> Iterator[hosts.EngineHost]:
+def hosted(engine, listener):
     """Let a host's thread step the engine, and call the listener in the running loop."""
-    plan: Any = None
+    plan = None
     host = hosts.EngineHost(plan)
     host._engine, host._connector, host._info = engine.core, engine.connector, info_of(engine.core)
     host._woken = engine.connector.wake_on_loads(lambda: host._messages.put(lambda: None))
@@ -70,12 +65,12 @@ def hosted(engine: Engine, listener: Any) -> Iterator[hosts.EngineHost]:
         thread.join(2 * POLL_S)
 
 
-def load_on_the_host(engine: Engine, name: str, prompt: list[int], manifest: Manifest, depth: int) -> float:
+def load_on_the_host(engine, name, prompt, manifest, depth):
     """Let the host's thread step the engine while it loads. Return the seconds until the answer's end."""
     queue_batches(engine, depth)
     hosts._POLL_S = hosts._POLL_MOST_S = hosts._POLL_WOKEN_S = POLL_S
 
-    async def run() -> float:
+    async def run():
         listener = _Listener(name)
         load = load_params(1, manifest.num_tokens, manifest, manifest.request_id)
         engine.add(name, prompt, 4, load)
@@ -91,9 +86,7 @@ def load_on_the_host(engine: Engine, name: str, prompt: list[int], manifest: Man
         queue_batches(engine, 1)
 
 
-def pull_during_a_step(
-    engine: Engine, name: str, prompt: list[int], manifest: Manifest, written: list[int]
-) -> tuple[list[int], int]:
+def pull_during_a_step(engine, name, prompt, manifest, written):
     """Delay a step while a load begins, ends and is completed.
 
     Returns the answer, and in which step after that the request ran.
@@ -104,12 +97,12 @@ def pull_during_a_step(
     execute = engine.core.model_executor.execute_model
     entered, free, seen = threading.Event(), threading.Event(), list[bool]()
 
-    def held_up(*args: Any, **others: Any) -> Any:
+    def held_up(*args, **others):
         entered.set()
         assert free.wait(2 * POLL_S)
         return execute(*args, **others)
 
-    async def run() -> list[int]:
+    async def run():
         listener = _Listener(name)
         engine.add(name, prompt, 7, load_params(1, manifest.num_tokens, saved_as=manifest.request_id))
         engine.add(f"{name}-beside", [5] * 40, 20)
@@ -137,12 +130,12 @@ def pull_during_a_step(
         engine.core.model_executor.execute_model = execute
 
 
-def steps_while_waiting(engine: Engine, count: int) -> int:
+def steps_while_waiting(engine, count):
     """Let `count` requests wait for their sources. Return how many steps the engine takes in a second."""
     hosts._POLL_S, hosts._POLL_MOST_S, hosts._POLL_WOKEN_S = POLLS_S
-    seen: list[Any] = []
+    seen = []
 
-    async def run() -> int:
+    async def run():
         names = [f"waits-{number}" for number in range(count)]
         with watched(engine, seen.append), hosted(engine, _Listener("none")) as host:
             for name in names:
@@ -163,14 +156,14 @@ def steps_while_waiting(engine: Engine, count: int) -> int:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_the_end_of_a_load_is_noticed_at_once(engine: EngineProcess, depth: int) -> None:
+def test_the_end_of_a_load_is_noticed_at_once(engine, depth):
     prompt = random.Random(depth).choices(range(2, checkpoints.VOCAB), k=300)
     manifest = read(engine, f"saves-{depth}", prompt)
     took_s = engine.call(load_on_the_host, f"loads-{depth}", prompt, manifest, depth)
     assert took_s < POLL_S / 2, "it was noticed by the next poll"
 
 
-def test_a_load_during_a_step_runs_in_the_next_one(engine: EngineProcess) -> None:
+def test_a_load_during_a_step_runs_in_the_next_one(engine):
     draw = random.Random("beside")
     prompt = clear_prompt(engine, lambda: draw.choices(range(2, checkpoints.VOCAB), k=300), 7)
     expected = engine.call(generate, "beside-alone", prompt, 7)
@@ -180,5 +173,5 @@ def test_a_load_during_a_step_runs_in_the_next_one(engine: EngineProcess) -> Non
     assert steps == 1
 
 
-def test_an_engine_does_not_step_while_all_requests_wait_for_their_sources(engine: EngineProcess) -> None:
+def test_an_engine_does_not_step_while_all_requests_wait_for_their_sources(engine):
     assert engine.call(steps_while_waiting, 20) <= 2

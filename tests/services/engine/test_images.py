@@ -1,9 +1,6 @@
 """Images in a request for the engine: whole, as metadata, or refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,18 +17,18 @@ from baton.handoff.embeddings import Embeddings
 from baton.services.engine import images, wire
 
 
-def item(value: float = 1.0, height: int = 2) -> MultiModalKwargsItem:
+def item(value=1.0, height=2):
     pixels = MultiModalFieldElem(torch.full((4, 6), value), MultiModalBatchedField())
     grid = MultiModalFieldElem(torch.tensor([1, height, 2]), MultiModalBatchedField(keep_on_cpu=True))
     return MultiModalKwargsItem({"pixel_values": pixels, "image_grid_thw": grid})
 
 
-def feature(offset: int, length: int, name: str = "a", **changed: Any) -> MultiModalFeatureSpec:
+def feature(offset, length, name="a", **changed):
     one = MultiModalFeatureSpec(item(), "image", name, PlaceholderRange(offset, length), name)
     return replace(one, **changed)
 
 
-def test_an_image_whose_embeddings_are_here_stays_metadata() -> None:
+def test_an_image_whose_embeddings_are_here_stays_metadata():
     metadata, other = images.metadata_of(feature(0, 4)), images.metadata_of(feature(4, 4, "b"))
     found = {"a": Embeddings(np.zeros(64, np.uint8), 4, 4, "float32"), "b": item()}
     (one, two), missing = images.whole([metadata, other], found.get)
@@ -39,14 +36,14 @@ def test_an_image_whose_embeddings_are_here_stays_metadata() -> None:
     assert set(two.data) == {"pixel_values", "image_grid_thw"}
 
 
-def test_metadata_lack_the_pixels_alone() -> None:
+def test_metadata_lack_the_pixels_alone():
     whole = feature(3, 4)
     metadata = images.metadata_of(whole)
     assert set(metadata.data) == {"image_grid_thw"}
     assert replace(metadata, data=None) == replace(whole, data=None)
 
 
-def test_an_image_survives_the_wire() -> None:
+def test_an_image_survives_the_wire():
     there = wire.decode_item(bytearray(b"".join(wire.encode_item(item(2.0)))))
     assert there == item(2.0)
     assert {name: one.field.keep_on_cpu for name, one in there.items()} == {
@@ -56,7 +53,7 @@ def test_an_image_survives_the_wire() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 30, 100])
-def test_unreadable_images_are_refused(cut: int) -> None:
+def test_unreadable_images_are_refused(cut):
     good = b"".join(wire.encode_item(item()))
     with pytest.raises(ValueError, match="hold no MultiModalKwargsItem"):
         wire.decode_item(bytearray(good[:cut] + b"\xc1" + good[cut + 1 : -1]))
@@ -78,12 +75,12 @@ def test_unreadable_images_are_refused(cut: int) -> None:
         ([feature(0, 4, mm_position=PlaceholderRange(0, 4, torch.ones(3, dtype=torch.bool)))], "mask"),
     ],
 )
-def test_inconsistent_features_are_refused(features: list[Any], said: str) -> None:
+def test_inconsistent_features_are_refused(features, said):
     found = images.problem(features, 10)
     assert found == said if not said else said in found
 
 
-def test_images_are_filled_in_by_name() -> None:
+def test_images_are_filled_in_by_name():
     metadata = [images.metadata_of(feature(0, 4, name)) for name in "ab"]
     kept = {"a": item(1.0), "b": item(2.0)}
     filled, missing = images.whole(metadata, kept.get)
@@ -96,6 +93,6 @@ def test_images_are_filled_in_by_name() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [(2, 0), (3, None), (5, None), (6, 1), (9, 1), (20, 2)])
-def test_a_cut_divides_no_image(tokens: int, kept: int | None) -> None:
+def test_a_cut_divides_no_image(tokens, kept):
     found = images.before([feature(2, 4), feature(10, 4)], tokens)
     assert (found if found is None else len(found)) == kept

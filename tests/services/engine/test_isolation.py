@@ -1,9 +1,5 @@
 """vLLM variables that would undo the isolation of clients prevent a start."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from baton.services.config import EngineSettings
@@ -14,29 +10,27 @@ from harness.support import ROOT
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> EngineSettings:
+def settings(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     return EngineSettings(model=str(tmp_path))
 
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("value", ["1", "true"])
-def test_variables_are_refused_by_name(
-    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
+def test_variables_are_refused_by_name(settings, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=f"environment variable {name}={value}: .*; unset it"):
         check_model(settings)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_variables_may_be_off(settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_variables_may_be_off(settings, monkeypatch, name):
     for value in ("", "0", "False"):
         monkeypatch.setenv(name, value)
         check_model(settings)
 
 
-def test_vllm_reads_each_variable() -> None:
+def test_vllm_reads_each_variable():
     from vllm import envs
 
     for name in (*REFUSED, RESPONSES_STORE):
@@ -44,7 +38,7 @@ def test_vllm_reads_each_variable() -> None:
         assert not is_set(name)
 
 
-def test_the_page_has_each_variable() -> None:
+def test_the_page_has_each_variable():
     page = (ROOT / "docs" / "security.md").read_text()
     for name in (*REFUSED, RESPONSES_STORE):
         assert f"`{name}`" in page

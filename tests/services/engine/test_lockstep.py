@@ -1,12 +1,9 @@
 """Engines in lock-step: all take part in every forward, no work is forgotten, and all stop together."""
 
-from __future__ import annotations
-
 import queue
 import random
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -19,19 +16,19 @@ INTERVAL = 4
 class Gang:
     """Engines in threads. A forward is a barrier, so a gang out of step breaks it or hangs."""
 
-    def __init__(self, size: int, seed: int) -> None:
+    def __init__(self, size, seed):
         self.forward = threading.Barrier(size, timeout=DEADLINE_S)
         self.votes = [False] * size
         self.engines = [Member(self, rank, random.Random(f"{seed} {rank}")) for rank in range(size)]
 
-    def agree(self, rank: int, busy: bool) -> bool:
+    def agree(self, rank, busy):
         self.votes[rank] = busy
         self.forward.wait()
         result = any(self.votes)
         self.forward.wait()
         return result
 
-    def run(self) -> None:
+    def run(self):
         for engine in self.engines:
             engine.thread.start()
         for engine in self.engines:
@@ -42,36 +39,36 @@ class Gang:
 
 
 class Member:
-    def __init__(self, gang: Gang, rank: int, chance: random.Random) -> None:
+    def __init__(self, gang, rank, chance):
         self.gang, self.rank, self.chance = gang, rank, chance
-        self.messages: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.messages = queue.SimpleQueue()
         self.lockstep = Lockstep(self._agree, self._ring, self._forward, INTERVAL)
         self.work = 0  # steps still to compute
         self.done = 0
         self.forwards = 0
         self.ends = False
-        self.error: BaseException | None = None
+        self.error = None
         self.thread = threading.Thread(target=self._run, daemon=True)
 
-    def add(self, steps: int) -> None:
+    def add(self, steps):
         self.messages.put(lambda: setattr(self, "work", self.work + steps))
 
-    def end(self) -> None:
+    def end(self):
         self.messages.put(lambda: setattr(self, "ends", True))
 
-    def _agree(self, busy: bool) -> bool:
+    def _agree(self, busy):
         return self.gang.agree(self.rank, busy)
 
-    def _ring(self, wave: int) -> None:
+    def _ring(self, wave):
         for other in self.gang.engines:
             if other is not self:
-                other.messages.put(lambda lockstep=other.lockstep: lockstep.rung(wave))  # type: ignore[misc]
+                other.messages.put(lambda lockstep=other.lockstep: lockstep.rung(wave))
 
-    def _forward(self) -> None:
+    def _forward(self):
         self.forwards += 1
         self.gang.forward.wait()
 
-    def _run(self) -> None:
+    def _run(self):
         try:
             while not self.ends:
                 self._turn()
@@ -80,7 +77,7 @@ class Member:
             self.error = error
             self.gang.forward.abort()
 
-    def _turn(self) -> None:
+    def _turn(self):
         if not self.work and not self.lockstep.running:
             self.messages.get(timeout=DEADLINE_S)()
         while not self.messages.empty():
@@ -99,11 +96,11 @@ class Member:
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_work(size: int, seed: int) -> None:
+def test_random_work(size, seed):
     gang, chance = Gang(size, seed), random.Random(seed)
     given = [0] * size
 
-    def feed() -> None:
+    def feed():
         for _ in range(300):
             rank = chance.randrange(size)
             steps = chance.choice([1, 1, 2, 7])
@@ -126,16 +123,16 @@ def test_random_work(size: int, seed: int) -> None:
     assert len({engine.lockstep.wave for engine in gang.engines}) == 1
 
 
-def nothing(*_: object) -> None:
+def nothing(*_):
     pass
 
 
-def own_work(busy: bool) -> bool:
+def own_work(busy):
     """Agree as a gang whose other engines have no work."""
     return busy
 
 
-def test_a_ring_of_another_wave_changes_nothing() -> None:
+def test_a_ring_of_another_wave_changes_nothing():
     lockstep = Lockstep(own_work, nothing, nothing, INTERVAL)
     lockstep.rung(0)
     lockstep.finish_turn(executed=True, busy=False)
@@ -146,8 +143,8 @@ def test_a_ring_of_another_wave_changes_nothing() -> None:
     assert lockstep.running
 
 
-def test_it_rings_once_for_a_wave() -> None:
-    rung: list[int] = []
+def test_it_rings_once_for_a_wave():
+    rung = []
     lockstep = Lockstep(own_work, rung.append, nothing, INTERVAL)
     for _ in range(INTERVAL):
         lockstep.start()
@@ -155,8 +152,8 @@ def test_it_rings_once_for_a_wave() -> None:
     assert rung == [0]
 
 
-def test_without_a_step_it_computes_a_dummy() -> None:
-    computed: list[str] = []
+def test_without_a_step_it_computes_a_dummy():
+    computed = []
     lockstep = Lockstep(own_work, nothing, lambda: computed.append("dummy"), INTERVAL)
     lockstep.rung(0)
     lockstep.finish_turn(executed=False, busy=False)

@@ -3,12 +3,8 @@
 Every field of the OpenAI requests and of vLLM's SamplingParams is listed here; a new one makes a test fail.
 """
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -39,7 +35,7 @@ ENGINE = {
     "reasoning_config": THINK,
     "max_logprobs": -1,
 }
-DRAFTS: dict[str, dict[str, Any] | None] = {
+DRAFTS = {
     "no drafts": None,
     "ngram": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1},
     "mtp": {"method": "mtp", "num_speculative_tokens": 3},
@@ -47,7 +43,7 @@ DRAFTS: dict[str, dict[str, Any] | None] = {
 TOKENS = 8  # per neighbour; the odd request ends earlier, so that rows move
 
 # The fields of the odd request, with values that have different effects.
-ODD: dict[str, dict[str, Any]] = {
+ODD = {
     "allowed_token_ids": {"allowed_token_ids": [300, 301, 302]},
     "bad_words": {"bad_words": ["the", "and so on", "time"]},
     "echo": {"echo": True, "logprobs": 2},
@@ -117,7 +113,7 @@ INSIDE = {
 
 PROMPTS = {name: [(seed * 37 + number % 9) % 900 + 200 for number in range(24)] for seed, name in
            enumerate(("odd", "plain", "scored", "seeded", "read", "bound", "biased", "regular"))}  # fmt: skip
-NEIGHBOURS: dict[str, dict[str, Any]] = {
+NEIGHBOURS = {
     "plain": {},
     "scored": {"logprobs": 3},
     "seeded": {"temperature": 1, "seed": 11, "logprobs": 2},
@@ -140,7 +136,7 @@ NEIGHBOURS: dict[str, dict[str, Any]] = {
 }
 
 
-def body(name: str, more: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+def body(name, more):
     return PROMPTS[name], {"temperature": 0, "ignore_eos": True, "max_tokens": TOKENS, **more}
 
 
@@ -151,19 +147,19 @@ class Running:
 
 
 @pytest.fixture(scope="module", params=list(DRAFTS))
-def running(request: pytest.FixtureRequest) -> Iterator[Running]:
+def running(request):
     spec = DRAFTS[request.param]
     engine = ENGINE | ({"speculative_config": spec} if spec else {})
     model = ROOT / "deploy" / "demo-model" / "weights-mtp"
     with EngineProcess(Options(model, "neighbours", cores="1", engine=engine)) as process:
-        alone: dict[str, Told] = {}
+        alone = {}
         for name, more in NEIGHBOURS.items():
             alone |= process.call(together, {name: body(name, more)})
         assert (max(one.longest for one in alone.values()) > 1) == (spec is not None)  # drafts are accepted
         yield Running(process, alone)
 
 
-def test_every_field_is_listed() -> None:
+def test_every_field_is_listed():
     models = (ChatCompletionRequest, CompletionRequest, ResponsesRequest)
     known = {
         *(name for one in ODD.values() for name in one),
@@ -178,7 +174,7 @@ def test_every_field_is_listed() -> None:
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_neighbours_get_what_they_get_alone(running: Running, kind: str) -> None:
+def test_neighbours_get_what_they_get_alone(running, kind):
     """The odd request is in a middle row and ends before the others, so that rows move."""
     odd = body("odd", {"max_tokens": 5, **ODD[kind]})
     first, *others = ((name, body(name, more)) for name, more in NEIGHBOURS.items())
@@ -196,7 +192,7 @@ def test_neighbours_get_what_they_get_alone(running: Running, kind: str) -> None
             assert row == pytest.approx({one: values[one] for one in (token, *named)}, abs=1e-4)
 
 
-def same(found: Told, alone: Told) -> None:
+def same(found, alone):
     assert found.tokens == alone.tokens
     assert (found.finish, found.stop) == (alone.finish, alone.stop)
     for ours, theirs in ((found.logprobs, alone.logprobs), (found.prompt_logprobs, alone.prompt_logprobs)):

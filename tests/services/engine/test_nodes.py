@@ -1,20 +1,15 @@
 """Engines on several hosts answer, and hand over, as one on a single host does, and end with any of them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from baton.handoff.params import load_params, save_params
-from baton.protos.handoff_pb2 import Manifest
 from harness.architectures.experts import deepseek_v3
 from harness.architectures.language import prompt
 from harness.gangs import Gang, Options
@@ -40,12 +35,12 @@ class World:
     plain: Gang
     expected: dict[str, list[int]]
 
-    def spread(self, engine: Mapping[str, Any], size: int = 1) -> Gang:
+    def spread(self, engine, size=1):
         return Gang(Options(self.model, size, dict(engine), "spread"), self.hosts)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nodes")
     deepseek_v3(folder / "model")
     with ExitStack() as stack:
@@ -59,12 +54,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(folder / "model", hosts, plain, plain.answers(asked))
 
 
-def handed_over(source: Gang, target: Gang, name: str) -> list[int]:
+def handed_over(source, target, name):
     """Prefill in one engine, decode in the other; return the answer."""
     source.add(0, name, LONG, 1, save_params(1))
     source.answers([name])
     saved = eventually(lambda: source.call(0, "look").saved.get(name), CALL_S, "the KV is saved")
-    manifest: Manifest = saved.manifest
+    manifest = saved.manifest
     assert saved.problem is None
     assert len({shard.address for shard in manifest.shards}) == len(manifest.shards)
     assert abs(manifest.saved_at_s - source.call(0, "clock")) < CALL_S
@@ -77,7 +72,7 @@ def handed_over(source: Gang, target: Gang, name: str) -> list[int]:
     return answer
 
 
-def check(world: World, gang: Gang) -> None:
+def check(world, gang):
     for name, tokens in PROMPTS.items():
         gang.add(0, name, tokens, WRITTEN)
     assert gang.answers(PROMPTS) == {name: world.expected[name] for name in PROMPTS}
@@ -85,7 +80,7 @@ def check(world: World, gang: Gang) -> None:
     assert handed_over(world.plain, gang, f"{id(gang)}-in") == world.expected["long"]
 
 
-def test_tensor_parallel_with_drafts(world: World) -> None:
+def test_tensor_parallel_with_drafts(world):
     with world.spread(TP | DRAFTS) as gang:
         check(world, gang)
         rank = gang.call(1, "ranks")[0]
@@ -94,7 +89,7 @@ def test_tensor_parallel_with_drafts(world: World) -> None:
         ends_with_its_limb(gang)
 
 
-def test_a_limb_ends_with_its_leader(world: World) -> None:
+def test_a_limb_ends_with_its_leader(world):
     with world.spread(TP) as gang:
         ranks = gang.call(1, "ranks")
         gang.processes[0].kill()
@@ -104,7 +99,7 @@ def test_a_limb_ends_with_its_leader(world: World) -> None:
 
 
 @whole_table
-def test_pipeline_parallel(world: World) -> None:
+def test_pipeline_parallel(world):
     with world.spread({"pipeline_parallel_size": 2, "nodes": 2}) as gang:
         check(world, gang)
         gang.add(0, "cut", LONG, 500)
@@ -116,7 +111,7 @@ def test_pipeline_parallel(world: World) -> None:
 @pytest.mark.parametrize(
     "engine", [{"nodes": 2}, {"nodes": 4, "tensor_parallel_size": 2}], ids=["dp", "dp-tp"]
 )
-def test_data_parallel(world: World, engine: dict[str, Any]) -> None:
+def test_data_parallel(world, engine):
     with world.spread(engine, size=2) as gang:
         heads = gang.heads
         for number, (name, tokens) in enumerate(PROMPTS.items()):
@@ -124,14 +119,14 @@ def test_data_parallel(world: World, engine: dict[str, Any]) -> None:
         assert gang.answers(PROMPTS) == {name: world.expected[name] for name in PROMPTS}
 
 
-def ends_with_its_limb(gang: Gang) -> None:
+def ends_with_its_limb(gang):
     began = time.monotonic()
     eventually(lambda: gang.call(0, "look").lost, CALL_S, "the leader learns of it", 0.01)
     assert time.monotonic() - began < 1.0 * PATIENCE
     eventually(lambda: gang.processes[1].poll() is not None, CALL_S, "the limb has ended", 0.01)
 
 
-def runs(pid: int) -> bool:
+def runs(pid):
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] not in b"ZX"

@@ -1,7 +1,5 @@
 """The plug-in sets up processes of engines, but not those that only inspect a model class."""
 
-from __future__ import annotations
-
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
@@ -13,16 +11,14 @@ from baton.services.engine import plugin
 from baton.services.engine.patches import table
 
 
-def test_vllm_finds_it() -> None:
+def test_vllm_finds_it():
     (found,) = (one for one in entry_points(group="vllm.general_plugins") if one.name == "baton")
     assert found.load() is plugin.register
 
 
 @pytest.mark.parametrize(("program", "times"), [(None, 1), ("baton", 1), (registry.__name__, 0)])
-def test_no_patches_if_vllm_only_inspects_a_class(
-    monkeypatch: pytest.MonkeyPatch, program: str | None, times: int
-) -> None:
-    installed: list[None] = []
+def test_no_patches_if_vllm_only_inspects_a_class(monkeypatch, program, times):
+    installed = []
     monkeypatch.setattr(table, "install", lambda: installed.append(None))
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", program and ModuleSpec(program, None))
     plugin.register()

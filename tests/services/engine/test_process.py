@@ -1,7 +1,5 @@
 """No process of an engine outlives the one that hosts it."""
 
-from __future__ import annotations
-
 import subprocess
 
 import psutil
@@ -25,14 +23,13 @@ time.sleep(60)
 """
 
 
-def ended(rank: psutil.Process) -> bool:
+def ended(rank):
     """Return whether a process has ended, even if its status was not collected."""
     return not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_forked_rank_dies_with_its_engine() -> None:
+def test_a_forked_rank_dies_with_its_engine():
     with subprocess.Popen([PYTHON, "-c", HOST], cwd=ROOT, stdout=subprocess.PIPE, text=True) as host:
-        assert host.stdout is not None
         rank = psutil.Process(int(host.stdout.readline()))
         try:
             host.kill()
@@ -42,7 +39,7 @@ def test_a_forked_rank_dies_with_its_engine() -> None:
                 rank.kill()
 
 
-def test_a_zombie_counts_as_ended() -> None:
+def test_a_zombie_counts_as_ended():
     """A rank that is forked while its engine is killed gets no signal, so it must check."""
     with subprocess.Popen([PYTHON, "-c", "import time; time.sleep(60)"]) as one:
         assert not process._ended(one.pid)

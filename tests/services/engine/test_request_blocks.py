@@ -1,10 +1,7 @@
 """The blocks of a request, for each kind of group."""
 
-from __future__ import annotations
-
 import warnings
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,9 +16,9 @@ with warnings.catch_warnings():
         SlidingWindowSpec,
     )
 
-    from baton.services.engine.request_blocks import RequestBlocks
+    from baton.services.engine.request_blocks import most_blocks
 
-_HEADS: dict[str, Any] = {"num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
+_HEADS = {"num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
 IN_STEP = 128
 
 
@@ -36,7 +33,7 @@ IN_STEP = 128
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_request_takes_no_more_blocks_than_vllm_gives_it(spec: Any, most: int) -> None:
+def test_a_request_takes_no_more_blocks_than_vllm_gives_it(spec, most):
     config = SimpleNamespace(
         max_in_flight_tokens=IN_STEP,
         model_config=SimpleNamespace(max_model_len=1024),
@@ -44,9 +41,9 @@ def test_a_request_takes_no_more_blocks_than_vllm_gives_it(spec: Any, most: int)
         parallel_config=SimpleNamespace(decode_context_parallel_size=1, prefill_context_parallel_size=1),
     )
     groups = [SimpleNamespace(kv_cache_spec=spec)]
-    blocks = RequestBlocks(
+    taken = most_blocks(
         SimpleNamespace(vllm_config=config, kv_cache_config=SimpleNamespace(kv_cache_groups=groups))
     )
-    assert blocks.most(1) == 1
-    assert blocks.most(1024) == most
-    assert blocks.most(3072, requests=3) == (96 if most == 32 else 3 * most)
+    assert taken(1) == 1
+    assert taken(1024) == most
+    assert taken(3072, requests=3) == (96 if most == 32 else 3 * most)

@@ -1,9 +1,6 @@
 """The engine's requests: how they wait for a source and continue, and which are refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from vllm.sampling_params import StructuredOutputsParams
@@ -13,7 +10,7 @@ from baton.protos import worker_pb2 as pb
 from baton.protos.handoff_pb2 import Manifest
 from baton.services.engine import images, requests, wire
 from baton.services.engine.errors import RequestRefused
-from baton.services.engine.requests import EngineLimits, Prepared
+from baton.services.engine.requests import EngineLimits
 from tests.services.engine.test_images import feature, item
 from tests.services.worker.router import request
 
@@ -23,9 +20,7 @@ LIMITS = EngineLimits(LENGTH, VOCABULARY, None)
 WRITTEN = [11, 12]
 
 
-def start(
-    phase: Any = pb.PHASE_DECODE, written: Any = (), tokens: int | None = None, **sampling: Any
-) -> pb.Start:
+def start(phase=pb.PHASE_DECODE, written=(), tokens=None, **sampling):
     """Return a Start with a source. sampling: fields of its SamplingParams."""
     core = request("r", PROMPT, **{"max_tokens": 20, **sampling})
     saved = len(PROMPT) + len(written) if tokens is None else tokens
@@ -39,16 +34,16 @@ def start(
     )
 
 
-def complete(tokens: int, *written: int, drafts: Any = ()) -> pb.Complete:
+def complete(tokens, *written, drafts=()):
     manifest = Manifest(request_id="r#3", epoch=3, num_tokens=tokens)
     return pb.Complete(manifest=manifest, token_ids=written, draft_token_ids=drafts)
 
 
-def prepare(one: pb.Start, word: pb.Complete | None = None, limits: EngineLimits = LIMITS) -> Prepared:
+def prepare(one, word=None, limits=LIMITS):
     return requests.prepare(one, "r#3", 1, limits, word)
 
 
-def refusal(one: pb.Start, word: pb.Complete | None = None) -> str:
+def refusal(one, word=None):
     with pytest.raises(RequestRefused) as refused:
         prepare(one, word)
     assert refused.value.code == pb.Failed.CODE_INVALID
@@ -56,7 +51,7 @@ def refusal(one: pb.Start, word: pb.Complete | None = None) -> str:
 
 
 @pytest.mark.parametrize("written", [[], WRITTEN])
-def test_a_decode_waits_for_its_first_token_and_then_continues(written: list[int]) -> None:
+def test_a_decode_waits_for_its_first_token_and_then_continues(written):
     made = prepare(start(written=written))
     saved = len(PROMPT) + len(written)
     assert not made.late
@@ -75,7 +70,7 @@ def test_a_decode_waits_for_its_first_token_and_then_continues(written: list[int
     assert not whole.late
 
 
-def test_a_prompts_beginning_is_loaded_by_the_name_of_its_save() -> None:
+def test_a_prompts_beginning_is_loaded_by_the_name_of_its_save():
     one = start(pb.PHASE_PREFILL, tokens=5)
     one.source.request_id = "r/prefix"
     made = prepare(one, complete(5))
@@ -90,26 +85,23 @@ def test_a_prompts_beginning_is_loaded_by_the_name_of_its_save() -> None:
     assert not alone.late
 
 
-LATE: list[dict[str, Any]] = [
-    {"structured_outputs": StructuredOutputsParams(regex="a+")},
-    {"skip_reading_prefix_cache": True},
-]
+LATE = [{"structured_outputs": StructuredOutputsParams(regex="a+")}, {"skip_reading_prefix_cache": True}]
 
 
 @pytest.mark.parametrize("sampling", LATE, ids=lambda one: next(iter(one)))
-def test_requests_that_need_their_first_token_are_late(sampling: dict[str, Any]) -> None:
+def test_requests_that_need_their_first_token_are_late(sampling):
     assert prepare(start(**sampling)).late
     assert not prepare(start(**sampling), complete(len(PROMPT), 42)).late
 
 
-def test_a_prompt_whose_first_token_may_be_its_last_is_late() -> None:
+def test_a_prompt_whose_first_token_may_be_its_last_is_late():
     for most, late in ((len(PROMPT) + 1, True), (len(PROMPT) + 2, False)):
         assert prepare(start(), limits=EngineLimits(most, VOCABULARY, None)).late == late
     written = prepare(start(written=WRITTEN), limits=EngineLimits(len(PROMPT) + 3, VOCABULARY, None))
     assert written.late
 
 
-def test_prompt_logprobs_come_from_the_source_and_do_not_delay() -> None:
+def test_prompt_logprobs_come_from_the_source_and_do_not_delay():
     asked = start(prompt_logprobs=2, skip_reading_prefix_cache=True)
     made = prepare(asked)
     assert not made.late
@@ -126,7 +118,7 @@ def test_prompt_logprobs_come_from_the_source_and_do_not_delay() -> None:
         (complete(8, VOCABULARY), f"token id {VOCABULARY} from the source is outside"),
     ],
 )
-def test_tokens_that_do_not_follow_are_refused(word: pb.Complete, text: str) -> None:
+def test_tokens_that_do_not_follow_are_refused(word, text):
     made = prepare(start())
     with pytest.raises(RequestRefused, match=text) as refused:
         requests.resume(made, word)
@@ -134,24 +126,24 @@ def test_tokens_that_do_not_follow_are_refused(word: pb.Complete, text: str) -> 
     assert made.request.num_output_tokens == 0
 
 
-def test_tokens_are_given_once() -> None:
+def test_tokens_are_given_once():
     made = prepare(start())
     requests.resume(made, complete(8, 42))()
     with pytest.raises(RequestRefused, match="do not follow"):
         requests.resume(made, complete(8, 42))
 
 
-def test_a_source_with_another_number_of_tokens_is_refused() -> None:
+def test_a_source_with_another_number_of_tokens_is_refused():
     assert "saves the KV of 7 tokens; this attempt has 8" in refusal(start(tokens=7))
     assert "saves the KV of 8 tokens; this attempt has 10" in refusal(start(written=WRITTEN, tokens=8))
 
 
-def test_an_answer_that_ends_with_its_first_token_has_nothing_to_decode() -> None:
+def test_an_answer_that_ends_with_its_first_token_has_nothing_to_decode():
     assert "its source gives one" in refusal(start(max_tokens=1))
     assert "output is complete" in refusal(start(max_tokens=1), complete(8, 42))
 
 
-def test_a_request_tried_alone_has_no_source() -> None:
+def test_a_request_tried_alone_has_no_source():
     one = start()
     one.alone_tokens = 2
     assert "without a source" in refusal(one)
@@ -161,7 +153,7 @@ KEPT = {"a": item(1.0), "b": item(2.0)}
 SEEING = EngineLimits(LENGTH, VOCABULARY, None, find_image=KEPT.get, image_tokens=2)
 
 
-def with_images(phase: Any = pb.PHASE_PREFILL, *names: str, source: bool = False) -> pb.Start:
+def with_images(phase=pb.PHASE_PREFILL, *names, source=False):
     """Return a Start whose images have two tokens each, from token 1 on."""
     one = start(phase)
     core = wire.decode_request(one.engine_request)
@@ -172,23 +164,23 @@ def with_images(phase: Any = pb.PHASE_PREFILL, *names: str, source: bool = False
     return one
 
 
-def pixels(made: Prepared) -> list[Any]:
+def pixels(made):
     return [one.data.get("pixel_values") for one in made.request.mm_features]
 
 
 @pytest.mark.parametrize("phase", [pb.PHASE_PREFILL, pb.PHASE_DECODE])
-def test_images_are_whole_where_the_prompt_is_computed(phase: Any) -> None:
+def test_images_are_whole_where_the_prompt_is_computed(phase):
     made = prepare(with_images(phase, "a", "b", "a"), limits=SEEING)
     assert [one.data for one in made.request.mm_features] == [KEPT[name] for name in "aba"]
 
 
-def test_images_are_metadata_where_the_kv_is_loaded() -> None:
+def test_images_are_metadata_where_the_kv_is_loaded():
     made = prepare(with_images(pb.PHASE_DECODE, "a", "c", source=True), limits=SEEING)
     assert pixels(made) == [None, None]
     assert [set(one.data) for one in made.request.mm_features] == [{"image_grid_thw"}] * 2
 
 
-def test_a_saved_beginning_has_the_images_in_it() -> None:
+def test_a_saved_beginning_has_the_images_in_it():
     one = with_images(pb.PHASE_SAVE, "a", "b")
     one.prefix_tokens = 3
     made = prepare(one, limits=SEEING)
@@ -213,7 +205,7 @@ def test_a_saved_beginning_has_the_images_in_it() -> None:
         (with_images(pb.PHASE_PREFILL, *"aaaa"), SEEING, pb.Failed.CODE_INVALID),  # beyond the prompt
     ],
 )
-def test_images_that_cannot_be_computed_are_refused(one: pb.Start, limits: EngineLimits, code: Any) -> None:
+def test_images_that_cannot_be_computed_are_refused(one, limits, code):
     with pytest.raises(RequestRefused) as refused:
         prepare(one, limits=limits)
     assert refused.value.code == code

@@ -1,9 +1,6 @@
 """Models that keep states: which are handed over, served without handoffs, or refused."""
 
-from __future__ import annotations
-
 import warnings
-from typing import Any
 
 import pytest
 
@@ -20,7 +17,7 @@ with warnings.catch_warnings():
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="arguments of CPUs")
 
 
-def built(name: str, *, needs_handoffs: bool = True, **engine: Any) -> Any:
+def built(name, *, needs_handoffs=True, **engine):
     one = ARCHITECTURES[name]
     target = {"model": str(one.target(one.checkpoint())), "dtype": one.dtype, "max_model_len": 256}
     settings = load({"engine": target | engine})
@@ -29,21 +26,16 @@ def built(name: str, *, needs_handoffs: bool = True, **engine: Any) -> Any:
         return build_config(EnginePlan(settings, "w", "f00", needs_handoffs=needs_handoffs))
 
 
-def test_states_are_handed_over_without_a_prefix_cache() -> None:
-    config = built("mtp-qwen3-next", enable_prefix_caching=False)
+@pytest.mark.parametrize(("name", "cached"), [("mtp-qwen3-next", False), ("ngram-gemma3", True)])
+def test_windows_and_states_without_a_prefix_cache_are_handed_over(name, cached):
+    config = built(name, enable_prefix_caching=cached)
     assert config.kv_transfer_config.kv_connector == "BatonConnector"
     assert config.scheduler_config.disable_hybrid_kv_cache_manager is False
 
 
-def test_states_with_a_prefix_cache_are_refused() -> None:
+def test_states_with_a_prefix_cache_are_refused():
     with pytest.raises(
         ConfigError, match=r"^engine\.enable_prefix_caching \(value true\): model .* keeps states"
     ):
         built("mtp-qwen3-next")
     assert built("mtp-qwen3-next", needs_handoffs=False).kv_transfer_config is None
-
-
-def test_windows_are_handed_over_with_a_prefix_cache() -> None:
-    config = built("ngram-gemma3")
-    assert config.kv_transfer_config.kv_connector == "BatonConnector"
-    assert config.scheduler_config.disable_hybrid_kv_cache_manager is False

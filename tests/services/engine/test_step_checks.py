@@ -1,14 +1,11 @@
 """Fields that would break a step are refused with a reason, and usual fields pass."""
 
-from __future__ import annotations
-
 import ast
 import re
 import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +39,7 @@ V2_DRAFTING = StepLimits(VOCABULARY, runner_v2=True, drafts_always=True)
 FAST_PREFILL = StepLimits(VOCABULARY, prompt_logprobs=False)
 
 
-def params(**fields: Any) -> Any:
+def params(**fields):
     inside = {name: fields.pop(name) for name in [*fields] if name.startswith("_")}
     made = SamplingParams(**{"max_tokens": 9, **fields})
     for name, value in inside.items():
@@ -51,7 +48,7 @@ def params(**fields: Any) -> Any:
     return made
 
 
-REFUSED: list[tuple[dict[str, Any], StepLimits, str]] = [
+REFUSED = [
     ({"logprobs": 8193}, V1, "logprobs is 8193; the model's vocabulary has 8192 tokens"),
     ({"prompt_logprobs": 8193}, V2, "prompt_logprobs is 8193; the model's vocabulary has 8192"),
     ({"seed": 1 << 63}, V2, r"seed is 9223372036854775808 \(.* to 9223372036854775807 are"),
@@ -77,7 +74,7 @@ REFUSED: list[tuple[dict[str, Any], StepLimits, str]] = [
 ]  # fmt: skip
 
 # Limits that V2's classes check when a request joins the batch.
-SIZES: list[tuple[str, int]] = [
+SIZES = [
     ("allowed_token_ids", 1024),
     ("logit_bias", 1024),
     ("stop_token_ids", 127),  # and the end of sequence
@@ -87,7 +84,7 @@ SIZES: list[tuple[str, int]] = [
 ]
 
 
-def sized(name: str, size: int) -> Any:
+def sized(name, size):
     ids = list(range(100, 100 + size))
     match name:
         case "logit_bias":
@@ -102,7 +99,7 @@ def sized(name: str, size: int) -> Any:
 
 
 @pytest.mark.parametrize(("fields", "limits", "words"), REFUSED, ids=[words for _, _, words in REFUSED])
-def test_fields_are_refused_by_name(fields: dict[str, Any], limits: StepLimits, words: str) -> None:
+def test_fields_are_refused_by_name(fields, limits, words):
     assert re.search(words, problem(params(**fields), 8, limits))
     core = request("r", list(range(8)))
     core.sampling_params = params(**fields)
@@ -113,7 +110,7 @@ def test_fields_are_refused_by_name(fields: dict[str, Any], limits: StepLimits, 
 
 
 @pytest.mark.parametrize("limits", [V1, V2, V2_DRAFTING, StepLimits()])
-def test_usual_fields_pass(limits: StepLimits) -> None:
+def test_usual_fields_pass(limits):
     assert not problem(params(), 8, limits)
     plain = {"temperature": 1.0, "top_k": 1 << 40, "seed": -(1 << 63), "stop_token_ids": [5], "min_tokens": 2}
     repeated = RepetitionDetectionParams(64, 1, 16)
@@ -121,25 +118,25 @@ def test_usual_fields_pass(limits: StepLimits) -> None:
 
 
 @pytest.mark.parametrize("limits", [V1, V2, V2_DRAFTING])
-def test_min_p_and_logit_bias_pass_if_they_are_applied_to_drafts(limits: StepLimits) -> None:
+def test_min_p_and_logit_bias_pass_if_they_are_applied_to_drafts(limits):
     assert not problem(params(min_p=0.1, logit_bias={1: 1.0}), 8, limits)
 
 
 @pytest.fixture
-def v2(monkeypatch: pytest.MonkeyPatch) -> Any:
+def v2(monkeypatch):
     """Return a function that adds a request to V2's own states, on the CPU."""
     monkeypatch.setattr(buffer_utils, "UvaBuffer", HostBuffer)
     monkeypatch.setattr(buffer_utils, "is_uva_available", lambda: False)
     device = torch.device("cpu")
-    states: Any = LogitsProcRequestState.from_request_state(RequestState(2, 64, 64, 0, VOCABULARY, device))
-    config: Any = SimpleNamespace()
+    states = LogitsProcRequestState.from_request_state(RequestState(2, 64, 64, 0, VOCABULARY, device))
+    config = SimpleNamespace()
     parts = (
         logit_bias.LogitBiasState(config, states),
         bad_words.BadWordsState(config, states),
         logprob.LogprobTokenIdsState(2, device),
     )
 
-    def add(one: Any) -> None:
+    def add(one):
         for part in parts:
             part.add_request(0, one)
 
@@ -147,7 +144,7 @@ def v2(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(("name", "most"), SIZES)
-def test_v2s_limits_are_those_of_its_buffers(name: str, most: int, v2: Any) -> None:
+def test_v2s_limits_are_those_of_its_buffers(name, most, v2):
     """V2's classes raise exactly where we refuse. V1 takes more."""
     v2(sized(name, most))
     assert not problem(sized(name, most), 8, V2)
@@ -157,20 +154,20 @@ def test_v2s_limits_are_those_of_its_buffers(name: str, most: int, v2: Any) -> N
     assert not problem(sized(name, most + 1), 8, V1)
 
 
-def test_the_limits_are_vllms() -> None:
+def test_the_limits_are_vllms():
     assert step_checks.V2_ALLOWED_TOKENS == logit_bias.MAX_NUM_ALLOWED_TOKEN_IDS
     assert step_checks.V2_BIASED_TOKENS == logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS
     assert step_checks.V2_STOP_TOKENS == logit_bias.MAX_NUM_STOP_TOKEN_IDS
     assert step_checks.NAMED_TOKENS == MAX_LOGPROB_TOKEN_IDS
 
 
-def test_more_log_probabilities_than_tokens_would_break_a_step() -> None:
+def test_more_log_probabilities_than_tokens_would_break_a_step():
     """vLLM's front end only compares the number with engine.extra.max_logprobs."""
     with pytest.raises(RuntimeError, match="out of range"):
         Sampler.gather_logprobs(torch.zeros(1, 8), 9, torch.tensor([1]))
 
 
-def test_repetitions_are_detected_quickly() -> None:
+def test_repetitions_are_detected_quickly():
     """The worst answer for the longest allowed patterns takes 6 ms of a core."""
     longest = step_checks.PATTERN_TOKENS
     asked = RepetitionDetectionParams(longest, 1, step_checks.PATTERNS_TOKENS // longest)
@@ -210,7 +207,7 @@ RAISING = {
         "__init__.py": {"_create_grammar", "grammar_init"},
         "backend_guidance.py": {"__post_init__", "serialize_guidance_grammar", "validate_guidance_grammar"},
         "backend_lm_format_enforcer.py": {
-            *("compile_grammar", "validate_structured_output_request_lm_format_enforcer"),
+            *("compile_grammar", "validate_structured_output_request_lm_format_enforcer")
         },
         "backend_outlines.py": {
             *("_check_unsupported", "compile_grammar", "validate_regex_is_buildable"),
@@ -228,7 +225,7 @@ RAISING = {
             "validate_and_normalize_dynamic_sd_schedule",
         },
         "extract_hidden_states.py": {
-            *("__init__", "_build_attn_metadata_builder", "validate_same_kv_cache_group"),
+            *("__init__", "_build_attn_metadata_builder", "validate_same_kv_cache_group")
         },
         "gemma4.py": {"_maybe_share_embeddings"},
         "llm_base_proposer.py": {
@@ -243,7 +240,7 @@ RAISING = {
         "adaptive_verification.py": {"maybe_create_adaptive_verification_manager", "set_cost_curves"},
         "dflash/speculator.py": {"__init__"},
         "eagle/eagle3_utils.py": {
-            *("set_eagle3_aux_hidden_state_layers", "verify_supports_aux_hidden_states_over_pp"),
+            *("set_eagle3_aux_hidden_state_layers", "verify_supports_aux_hidden_states_over_pp")
         },
         "eagle/utils.py": {"maybe_share_target_embed"},
         "extract_hidden_states.py": {"propose", "__init__", "load_model"},
@@ -255,9 +252,9 @@ RAISING = {
 }
 
 
-def raising(folder: str) -> dict[str, set[str]]:
+def raising(folder):
     root = Path(vllm.__file__).parent / folder
-    found: dict[str, set[str]] = {}
+    found = {}
     for path in sorted(root.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and any(
@@ -268,5 +265,5 @@ def raising(folder: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("folder", RAISING)
-def test_every_raise_is_known(folder: str) -> None:
+def test_every_raise_is_known(folder):
     assert raising(folder) == RAISING[folder]

@@ -1,13 +1,9 @@
 """Model runner V2 applies min_p and logit_bias to drafts; its kernels run in Triton's interpreter."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from harness import zygote
 
@@ -15,12 +11,12 @@ VOCABULARY, ROWS = 64, 3  # a request with two drafts
 BIASED, LIKELY = 7, 3
 
 
-def test_they_change_the_logits_of_every_draft(tmp_path: Path) -> None:
+def test_they_change_the_logits_of_every_draft(tmp_path):
     process = zygote.shared().start("sampling", "tests.services.engine.test_v2_sampling:check", tmp_path)
     assert process.wait(120) == 0, process.text
 
 
-def _interpret() -> None:
+def _interpret():
     """Import Triton again, because it chooses the interpreter on import, and give it to vLLM."""
     os.environ["TRITON_INTERPRET"] = "1"
     for name in list(sys.modules):
@@ -31,7 +27,7 @@ def _interpret() -> None:
     from triton import language
 
     # vLLM turns Triton off without a GPU.
-    patched: Any = found
+    patched = found
     patched.triton, patched.tl = triton, language
     from vllm.v1.worker.gpu import buffer_utils
 
@@ -41,7 +37,7 @@ def _interpret() -> None:
     patched.UvaBuffer = HostBuffer
 
 
-def check() -> None:
+def check():
     """Apply the parameters of a batch with a bias in the first request and min_p in the second.
 
     Runs in a forked process.
@@ -55,10 +51,10 @@ def check() -> None:
     from vllm.v1.worker.gpu.sample.states import SamplingStates
 
     states = SamplingStates(4, VOCABULARY)
-    slots: Any = SimpleNamespace(
+    slots = SimpleNamespace(
         prompt_len=SimpleNamespace(np=np.zeros(4, np.int32)), max_num_reqs=4, device=torch.device("cpu")
     )
-    config: Any = None
+    config = None
     biases = LogitBiasState(config, slots)
     batch = np.array([2, 0, 1])  # slots of the requests
     needed = np.zeros(4, bool)
@@ -70,7 +66,7 @@ def check() -> None:
         needed[slot] = states.add_request(slot, params) | biases.add_request(slot, params)
     states.apply_staged_writes()
     biases.apply_staged_writes()
-    sampler: Any = SimpleNamespace(
+    sampler = SimpleNamespace(
         needs_logits_processing=needed,
         logits_processors=[biases],
         thinking_budget_state=SimpleNamespace(apply=lambda *_: None),
@@ -78,7 +74,7 @@ def check() -> None:
     )
     logits = torch.zeros(len(batch) * ROWS, VOCABULARY)
     logits[:, LIKELY] = 5.0
-    apply: Any = Sampler.apply_sampling_params
+    apply = Sampler.apply_sampling_params
     got = apply(
         sampler,
         logits,

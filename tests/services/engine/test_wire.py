@@ -16,8 +16,8 @@ with warnings.catch_warnings():  # torch triggers its own deprecation warnings o
     from baton.services.engine import wire
 
 
-def _request(**changes: object) -> EngineCoreRequest:
-    fields: dict[str, object] = {
+def _request(**changes):
+    fields = {
         "request_id": "chatcmpl-1",
         "prompt_token_ids": list(range(1000)),
         "mm_features": None,
@@ -30,10 +30,10 @@ def _request(**changes: object) -> EngineCoreRequest:
         "cache_salt": None,
         "data_parallel_rank": None,
     }
-    return EngineCoreRequest(**(fields | changes))  # type: ignore[arg-type]
+    return EngineCoreRequest(**(fields | changes))
 
 
-def test_request_survives() -> None:
+def test_request_survives():
     there = _request()
     back = wire.decode_request(wire.encode_request(there))
     assert back.prompt_token_ids == there.prompt_token_ids
@@ -41,13 +41,13 @@ def test_request_survives() -> None:
     assert (back.request_id, back.arrival_time) == ("chatcmpl-1", 12.5)
 
 
-def test_request_with_a_tensor_is_one_frame() -> None:
+def test_request_with_a_tensor_is_one_frame():
     embeds = torch.randn(300, 64)
     back = wire.decode_request(wire.encode_request(_request(prompt_token_ids=None, prompt_embeds=embeds)))
     assert torch.equal(back.prompt_embeds, embeds)
 
 
-def _outputs(rows: int) -> EngineCoreOutputs:
+def _outputs(rows):
     ids = np.arange(rows * 21, dtype=np.int32).reshape(rows, 21)
     prompt = LogprobsTensors(
         torch.arange(rows * 3).reshape(rows, 3), torch.randn(rows, 3), torch.arange(rows)
@@ -69,7 +69,7 @@ def _outputs(rows: int) -> EngineCoreOutputs:
 
 
 @pytest.mark.parametrize("rows", [1, 431])  # below and far above vLLM's threshold for separate frames
-def test_outputs_survive(rows: int) -> None:
+def test_outputs_survive(rows):
     there = _outputs(rows)
     back = wire.decode_outputs(wire.encode_outputs(there))
     first, second = back.outputs
@@ -83,8 +83,8 @@ def test_outputs_survive(rows: int) -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_threads_do_not_share_buffers() -> None:
-    def there_and_back(rows: int) -> bool:
+def test_threads_do_not_share_buffers():
+    def there_and_back(rows):
         outputs = wire.decode_outputs(wire.encode_outputs(_outputs(rows)))
         return bool(outputs.outputs[0].new_logprobs.logprobs.shape == (rows, 21))
 
@@ -93,7 +93,7 @@ def test_threads_do_not_share_buffers() -> None:
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"\xc1", b"\x93\x01\x02\x03", b"hello", b"\xd9\x02\xff\xff"])
-def test_rubbish_is_refused(rubbish: bytes) -> None:
+def test_rubbish_is_refused(rubbish):
     with pytest.raises(ValueError, match="EngineCoreRequest"):
         wire.decode_request(rubbish)
     with pytest.raises(ValueError, match="EngineCoreOutputs"):

@@ -1,29 +1,23 @@
-"""Test the description of how a process ended."""
-
-from __future__ import annotations
-
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from baton.services.fleet.endings import ending
-from harness.support import CALL_S, PYTHON
+from harness.support import PYTHON, ran
 
 LIMIT = 256 << 20
 
 
-def test_signals_have_names() -> None:
+def test_signals_have_names():
     assert ending(3) == "status 3"
     assert ending(-9) == "signal SIGKILL"
     assert ending(-40) == "signal 40"
 
 
 @pytest.fixture
-def cgroup() -> Iterator[Path]:
+def cgroup():
     """Yield a cgroup with little memory, in this machine's version of cgroups."""
     for base, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
         one = Path(base) / f"baton-test-{os.getpid()}"
@@ -42,7 +36,7 @@ def cgroup() -> Iterator[Path]:
     pytest.skip("may not make a cgroup with a limit of memory")
 
 
-def test_too_little_memory_is_reported(cgroup: Path, tmp_path: Path) -> None:
+def test_too_little_memory_is_reported(cgroup, tmp_path):
     """The kernel kills a part at its cgroup's limit, and the part's last line is unrelated."""
     code = f"""
 import os, signal, sys, time
@@ -72,7 +66,7 @@ try:
 except StartError as error:
     print(error)
 """
-    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=CALL_S, check=False)
+    done = ran(PYTHON, "-c", code)
     died, ended = done.stdout.splitlines()
     why = "the kernel ended a process because the memory limit of its cgroup, 0.2 GiB, was used up"
     assert died.startswith(f"decode-0 died (signal {signal.SIGKILL.name}: {why}")

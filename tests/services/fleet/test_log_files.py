@@ -1,14 +1,9 @@
-"""Logs of parts: bounded in size, recreated if they are missing, and read only from the end."""
-
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 import time
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
@@ -19,13 +14,13 @@ from harness.support import PATIENCE
 MOST = 1 << 20
 
 
-def rotation() -> Rotation:
+def rotation():
     one = Rotation(MOST)
     one._due = 0.0
     return one
 
 
-def test_a_log_that_grows_is_rotated_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_a_log_that_grows_is_rotated_and_nothing_is_lost(tmp_path):
     """Processes keep writing through the descriptor that they inherited."""
     log = tmp_path / "part.log"
     code = "import os\nfor n in range(40_000): os.write(1, b'%079d\\n' % n)"
@@ -40,7 +35,7 @@ def test_a_log_that_grows_is_rotated_and_nothing_is_lost(tmp_path: Path) -> None
     assert [int(line) for line in kept] == list(range(40_000))
 
 
-def test_few_older_logs_are_kept(tmp_path: Path) -> None:
+def test_few_older_logs_are_kept(tmp_path):
     log = tmp_path / "part.log"
     for number in range(KEPT + 2):
         log.write_bytes(b"%d" % number * (MOST + 1))
@@ -56,7 +51,7 @@ def test_few_older_logs_are_kept(tmp_path: Path) -> None:
     assert Rotation(MOST).look([log]) == []  # not due yet
 
 
-def test_on_a_full_disk_a_log_is_cut_all_the_same(tmp_path: Path) -> None:
+def test_on_a_full_disk_a_log_is_cut_all_the_same(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "baton-test", disk], check=False).returncode:
@@ -71,7 +66,7 @@ def test_on_a_full_disk_a_log_is_cut_all_the_same(tmp_path: Path) -> None:
         subprocess.run(["umount", disk], check=True)
 
 
-def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
+def test_only_the_end_of_a_log_is_read(tmp_path):
     log = tmp_path / "part.log"
     with log.open("wb") as file:
         file.truncate(1 << 30)  # a hole
@@ -86,7 +81,7 @@ def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
     assert time.monotonic() - began < 5 * PATIENCE
 
 
-def test_lines_of_a_predecessor_are_left_out(tmp_path: Path) -> None:
+def test_lines_of_a_predecessor_are_left_out(tmp_path):
     log = tmp_path / "part.log"
     log.write_bytes(b"before\nafter\n")
     assert log_files.tail(log, 7) == ["after"]

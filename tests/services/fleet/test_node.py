@@ -3,17 +3,12 @@
 The parts are schedulers: real processes that need no model. tests/e2e/test_ray_hosts.py runs workers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -23,25 +18,21 @@ from baton.services.fleet import children, node
 from baton.services.fleet.devices import Cores
 from baton.services.fleet.node import PartOrder
 from harness.support import CALL_S, PYTHON, eventually, free_port, listening
+from harness.zygote import shared
 
 
 class Owner:
-    """The owner of a `baton node`: it writes orders and reads events."""
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         command = [str(PYTHON), "-m", "baton.services.cli.main", "node", "--orders", "--log-dir", str(folder)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.said: list[str] = []
+        self.said = []
 
-    def order(self, *parts: PartOrder) -> None:
-        assert self.process.stdin
+    def order(self, *parts):
         print(json.dumps([part.to_json() for part in parts]), file=self.process.stdin, flush=True)
 
-    def until(self, **states: str) -> None:
-        """Read events until the parts have these states."""
-        assert self.process.stdout
+    def until(self, **states):
         for line in self.process.stdout:
-            event: dict[str, Any] = json.loads(line)
+            event = json.loads(line)
             if event["event"] == "said":
                 self.said.append(f"{event['name']}: {event['text']}")
             elif event["states"] == states:
@@ -49,25 +40,24 @@ class Owner:
         raise AssertionError(f"it ended without {states}; it said {self.said}")
 
     @property
-    def children(self) -> list[psutil.Process]:
+    def children(self):
         return psutil.Process(self.process.pid).children()
 
 
 @pytest.fixture
-def owner(tmp_path: Path) -> Iterator[Owner]:
+def owner(tmp_path):
     one = Owner(tmp_path)
     yield one
     one.process.kill()
     one.process.communicate(timeout=CALL_S)
 
 
-def scheduler(name: str, port: int) -> PartOrder:
+def scheduler(name, port):
     settings = load({"scheduler": {"address": f"127.0.0.1:{port}"}}).model_dump(mode="json", context=REVEAL)
     return PartOrder(name, "scheduler", settings)
 
 
-@pytest.mark.timeout(60)
-def test_it_runs_what_is_ordered_and_restarts_what_dies(owner: Owner) -> None:
+def test_it_runs_what_is_ordered_and_restarts_what_dies(owner):
     one, other = scheduler("one", free_port()), scheduler("other", free_port())
     owner.order(one, other)
     owner.until(one="running", other="running")
@@ -83,8 +73,7 @@ def test_it_runs_what_is_ordered_and_restarts_what_dies(owner: Owner) -> None:
     assert not {child.pid for child in owner.children} & pids
 
 
-@pytest.mark.timeout(60)
-def test_a_port_that_is_taken_meanwhile_is_waited_for(owner: Owner, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_meanwhile_is_waited_for(owner, tmp_path):
     """For example, an outgoing connection may have got it."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
@@ -98,9 +87,8 @@ def test_a_port_that_is_taken_meanwhile_is_waited_for(owner: Owner, tmp_path: Pa
     assert not any("died" in line for line in owner.said)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", ["a signal", "its terminal's end", "the owner's end", "its own end"])
-def test_nothing_is_left(owner: Owner, how: str) -> None:
+def test_nothing_is_left(owner, how):
     owner.order(scheduler("one", free_port()))
     owner.until(one="running")
     children = owner.children
@@ -111,7 +99,6 @@ def test_nothing_is_left(owner: Owner, how: str) -> None:
     elif how == "its own end":
         os.kill(owner.process.pid, signal.SIGKILL)
     else:
-        assert owner.process.stdin
         owner.process.stdin.close()
         owner.process.stdin = None
     status = owner.process.wait(CALL_S)
@@ -119,25 +106,15 @@ def test_nothing_is_left(owner: Owner, how: str) -> None:
     eventually(lambda: not any(child.is_running() for child in children), 10, "its children have ended")
 
 
-def test_without_workers_and_orders_the_error_says_what_to_give() -> None:
-    done = subprocess.run(
-        [PYTHON, "-m", "baton.services.cli.main", "node"],
-        capture_output=True,
-        text=True,
-        timeout=CALL_S,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith(
-        "baton: error: give either workers to run (--prefill, --decode, --mixed, --encode)"
-    )
+def test_without_workers_and_orders_the_error_says_what_to_give():
+    done = shared().command("node")
+    given = "baton: error: give either workers to run (--prefill, --decode, --mixed, --encode)"
+    assert (done.returncode, done.stderr[: len(given)]) == (1, given)
 
 
-def test_a_worker_is_started_again_with_the_role_that_it_was_ordered_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_is_started_again_with_the_role_that_it_was_ordered_last(tmp_path, monkeypatch):
     """Its process looks the role up when it starts: an autoscaler or an operator may have changed it."""
-    asked: list[Callable[[], str]] = []
+    asked = []
     monkeypatch.setattr(children, "Worker", lambda _tree, _name, role, _where: asked.append(role))
     monkeypatch.setattr(node, "wake_on_signals", lambda: None)
     one = node._Node(tmp_path, print, listen=False)
@@ -151,29 +128,27 @@ def test_a_worker_is_started_again_with_the_role_that_it_was_ordered_last(
     assert asked[0]() == "decode"
 
 
-def test_workers_have_their_drain_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_have_their_drain_time(tmp_path, monkeypatch):
     """Routers on other machines use them."""
     monkeypatch.setattr(node, "wake_on_signals", lambda: None)
     one = node._Node(tmp_path, print, listen=False)
     tree = load({"worker": {"drain_timeout_s": 42.0}}).model_dump(mode="json", context=REVEAL)
     one._running = {"decode-0": PartOrder("decode-0", "decode", tree)}
-    stopped: list[tuple[float, ...]] = []
+    stopped = []
     monkeypatch.setattr(one._parts, "stop", lambda *seconds: stopped.append(seconds))
     one._end()
     assert stopped == [(0.0, 42.0)]
 
 
-def test_what_is_ordered_away_during_the_import_is_not_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_ordered_away_during_the_import_is_not_started(tmp_path, monkeypatch):
     """An autoscaler may change its orders during those ten seconds. Nothing is imported for routers."""
     orders, owner = os.pipe()
     stop, waker = socket.socketpair()
     monkeypatch.setattr(node, "_STDIN", orders)
     monkeypatch.setattr(node, "wake_on_signals", lambda: stop)
-    imported: list[dict[str, bool]] = []
+    imported = []
 
-    def preload(*_: object, **kinds: bool) -> None:
+    def preload(*_, **kinds):
         imported.append(kinds)
         os.write(owner, b"[]\n")
 
@@ -197,7 +172,7 @@ def test_what_is_ordered_away_during_the_import_is_not_started(
         waker.close()
 
 
-def test_cores_are_lent_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_lent_evenly(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     cores = Cores()
     assert [cores.lend(2), cores.lend(1), cores.lend(1)] == ["0,1", "2", "3"]

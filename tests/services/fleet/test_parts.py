@@ -3,22 +3,18 @@
 Parts are real processes that do little; `said` has the lines printed about them.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
-from pathlib import Path
 
 import pytest
 
 from baton.services.errors import StartError
-from baton.services.fleet.parts import Kind, Part, Parts, Patience
+from baton.services.fleet.parts import Kind, Parts, Patience
 from baton.services.fleet.watch import Seen
 from baton.services.leave import ENGINE_FAILED
 from harness.support import eventually
@@ -29,45 +25,49 @@ QUICK = Patience(restarts=2, window_s=60.0, backoff_s=0.05, growth=2.0)
 class Fleet:
     """Parts of a deployment, and the lines printed about them."""
 
-    def __init__(self, folder: Path, patience: Patience) -> None:
-        self.said: list[str] = []
+    def __init__(self, folder, patience):
+        self.said = []
         self.parts = Parts(folder, lambda name, text: self.said.append(f"{name}: {text}"), patience)
 
-    def add(self, name: str, kind: Kind, run: Callable[[], None] = signal.pause) -> Part:
+    def add(self, name, kind, run=signal.pause):
         part = self.parts.add(name, kind, run)
         self.see(part)
         return part
 
-    def see(self, part: Part) -> None:
+    def see(self, part):
         self.parts.note(Seen(part.known_as, "here", time.monotonic()))
 
-    def kill(self, part: Part, times: int = 1) -> None:
+    def until(self, so, what):
+        """Reap like a supervisor until `so()` is true."""
+
+        def look():
+            wait(self.parts.sentinels, timeout=min(self.parts.next_start_s or 0.05, 0.05))
+            self.parts.reap()
+            return so()
+
+        eventually(look, 10, what, 0.0)
+
+    def kill(self, part, times=1):
         for _ in range(times):
             self.end(part, lambda pid: os.kill(pid, signal.SIGKILL))
 
-    def end(self, part: Part, act: Callable[[int], object]) -> None:
-        """Call `act` on a part's process, then reap like a supervisor, until it runs again or is given up."""
-        assert part.child is not None
-        pid = part.child.process.pid or 0
-        act(pid)
-
-        def settled() -> bool:
-            wait(self.parts.sentinels, timeout=self.parts.next_start_s)
-            self.parts.reap()
-            return part.given_up or (part.runs and part.child is not None and part.child.process.pid != pid)
-
-        eventually(settled, 10, f"{part.name} runs again", 0.0)
+    def end(self, part, act):
+        """Call `act` on a part's process, and wait until it runs again or is given up."""
+        before = part.child
+        act(before.process.pid)
+        self.until(
+            lambda: part.given_up or (part.runs and part.child is not before), f"{part.name} runs again"
+        )
 
 
-def wail() -> None:
+def wail():
     os.write(1, b"the model cannot be fetched: no such host\n")  # past pytest, which captures sys.stdout
     signal.pause()
 
 
-def test_the_last_words_of_a_part_that_is_waited_for_are_known(fleet: Fleet) -> None:
+def test_the_last_words_of_a_part_that_is_waited_for_are_known(fleet):
     """The last line of a part may be about a model whose download hangs."""
     part = fleet.parts.add("prefill-0", Kind.WORKER, wail)
-    assert part.child is not None
     eventually(lambda: "no such host" in fleet.parts.last_words, 10, "it has said so")
     assert f"; prefill-0 said last ({part.child.log}): the model cannot" in fleet.parts.last_words
     fleet.see(part)
@@ -75,20 +75,20 @@ def test_the_last_words_of_a_part_that_is_waited_for_are_known(fleet: Fleet) -> 
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
+def fleet(tmp_path):
     one = Fleet(tmp_path, QUICK)
     yield one
     one.parts.stop(0.0)
 
 
-def pair(fleet: Fleet) -> tuple[Part, Part, Part]:
+def pair(fleet):
     fleet.add("watcher", Kind.WATCHER)
     fleet.add("scheduler", Kind.SCHEDULER)
     workers = fleet.add("prefill-0", Kind.WORKER), fleet.add("decode-0", Kind.WORKER)
     return *workers, fleet.add("router", Kind.ROUTER)
 
 
-def test_pauses_before_restarts_grow(fleet: Fleet) -> None:
+def test_pauses_before_restarts_grow(fleet):
     prefill, decode, _ = pair(fleet)
     began = time.monotonic()
     fleet.kill(decode, 2)
@@ -104,21 +104,18 @@ def test_pauses_before_restarts_grow(fleet: Fleet) -> None:
     assert not prefill.budget.deaths
 
 
-def printed(part: Part) -> str:
-    assert part.child is not None
-    assert part.child.log is not None
+def printed(part):
     return part.child.log.read_text()[part.child.log_from :]
 
 
-def engine() -> None:
-    """Fail like an engine on SIGUSR1."""
+def engine():
     signal.signal(signal.SIGUSR1, lambda *_: os._exit(ENGINE_FAILED))
     os.write(1, b"baton: error: the engine failed: ValueError: shape mismatch\n")
     while True:
         signal.pause()
 
 
-def test_an_engine_that_fails_uses_up_no_restart(fleet: Fleet) -> None:
+def test_an_engine_that_fails_uses_up_no_restart(fleet):
     """A request may cause this repeatedly, and must not end the deployment."""
     fleet.add("scheduler", Kind.SCHEDULER)
     worker = fleet.add("mixed-0", Kind.WORKER, engine)
@@ -137,13 +134,13 @@ def test_an_engine_that_fails_uses_up_no_restart(fleet: Fleet) -> None:
     assert not worker.given_up, "all of its restarts were left"
 
 
-def test_a_worker_whose_engine_never_served_ends_the_start(fleet: Fleet) -> None:
+def test_a_worker_whose_engine_never_served_ends_the_start(fleet):
     worker = fleet.parts.add("mixed-0", Kind.WORKER, lambda: os._exit(ENGINE_FAILED))
     with pytest.raises(StartError, match="mixed-0 could not start"):
         fleet.end(worker, lambda _: None)
 
 
-def test_a_member_that_ends_with_another_machines_while_it_first_loads_is_restarted(fleet: Fleet) -> None:
+def test_a_member_that_ends_with_another_machines_while_it_first_loads_is_restarted(fleet):
     worker = fleet.parts.add("mixed-0.r0", Kind.WORKER, engine, gang="mixed-0")
     eventually(lambda: "shape" in printed(worker), 10, "it can be ended")
     fleet.end(worker, lambda pid: os.kill(pid, signal.SIGUSR1))
@@ -152,7 +149,7 @@ def test_a_member_that_ends_with_another_machines_while_it_first_loads_is_restar
 
 
 @pytest.fixture
-def gang(fleet: Fleet) -> tuple[Part, Part]:
+def gang(fleet):
     fleet.add("scheduler", Kind.SCHEDULER)
     fleet.add("prefill-0", Kind.WORKER)
     first, second = (
@@ -160,22 +157,22 @@ def gang(fleet: Fleet) -> tuple[Part, Part]:
     )
     for part in (first, second):
         fleet.see(part)
-        eventually(lambda part=part: "shape" in printed(part), 10, "it can be ended")  # type: ignore[misc]
+        eventually(lambda part=part: "shape" in printed(part), 10, "it can be ended")
     fleet.add("router", Kind.ROUTER)
     return first, second
 
 
-def lose(fleet: Fleet, one: Part, other: Part) -> None:
+def lose(fleet, one, other):
     """Kill a worker of a gang. The other one ends because of that."""
     fleet.kill(one)
     if not other.given_up:
         fleet.end(other, lambda pid: os.kill(pid, signal.SIGUSR1))
         for part in (one, other):
-            eventually(lambda part=part: "shape" in printed(part), 10, "it can be ended")  # type: ignore[misc]
+            eventually(lambda part=part: "shape" in printed(part), 10, "it can be ended")
             fleet.see(part)
 
 
-def test_the_end_of_a_gang_counts_once(fleet: Fleet, gang: tuple[Part, Part]) -> None:
+def test_the_end_of_a_gang_counts_once(fleet, gang):
     first, second = gang
     lose(fleet, second, first)
     lose(fleet, first, second)
@@ -185,14 +182,13 @@ def test_the_end_of_a_gang_counts_once(fleet: Fleet, gang: tuple[Part, Part]) ->
     assert fleet.parts.waiting_for == []
 
 
-def test_a_gang_is_given_up_as_a_whole(fleet: Fleet, gang: tuple[Part, Part]) -> None:
+def test_a_gang_is_given_up_as_a_whole(fleet, gang):
     first, second = gang
     for _ in range(QUICK.restarts):
         lose(fleet, second, first)
     fleet.kill(second)
     assert first.given_up
     assert first.state == "given up"
-    assert first.child is not None
     first.child.process.join(10)
     assert not first.child.alive, "it would wait for the other one"
     fleet.parts.reap()
@@ -202,29 +198,20 @@ def test_a_gang_is_given_up_as_a_whole(fleet: Fleet, gang: tuple[Part, Part]) ->
     )
 
 
-def test_a_worker_that_does_not_end_with_its_gang_is_killed(
-    fleet: Fleet, gang: tuple[Part, Part], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_does_not_end_with_its_gang_is_killed(fleet, gang, monkeypatch):
     """The next life of the gang would wait for it."""
     monkeypatch.setattr("baton.services.fleet.parts.GANG_END_S", 0.1)
     first, second = gang
     before = first.child
-    assert before is not None
-    os.kill(before.process.pid or 0, signal.SIGSTOP)
+    os.kill(before.process.pid, signal.SIGSTOP)
     fleet.end(second, lambda pid: os.kill(pid, signal.SIGUSR1))
-
-    def again() -> bool:
-        wait(fleet.parts.sentinels, timeout=fleet.parts.next_start_s)
-        fleet.parts.reap()
-        return first.runs and first.child is not before
-
-    eventually(again, 10, "the first one is restarted", 0.0)
+    fleet.until(lambda: first.runs and first.child is not before, "the first one is restarted")
     assert "decode-0.r0: did not end with its gang: killed" in fleet.said
     assert "decode-0.r0: ended with its gang; restarting" in fleet.said
     assert not first.budget.deaths
 
 
-def test_the_others_keep_serving_while_they_can(fleet: Fleet) -> None:
+def test_the_others_keep_serving_while_they_can(fleet):
     prefill, decode, _ = pair(fleet)
     fleet.kill(decode, 3)
     assert "decode-0: died 3 times within 1 min (signal SIGKILL): given up" in fleet.said[-1]
@@ -235,14 +222,14 @@ def test_the_others_keep_serving_while_they_can(fleet: Fleet) -> None:
         fleet.kill(prefill)
 
 
-def test_without_a_router_nothing_can_serve(fleet: Fleet) -> None:
+def test_without_a_router_nothing_can_serve(fleet):
     *_, router = pair(fleet)
     fleet.kill(router, 2)
     with pytest.raises(StartError, match=r"router died 3 times .* nothing can serve without it"):
         fleet.kill(router)
 
 
-def test_all_schedulers_but_one_can_be_given_up(fleet: Fleet) -> None:
+def test_all_schedulers_but_one_can_be_given_up(fleet):
     pair(fleet)
     one, other = fleet.parts.members[1], fleet.add("scheduler-1", Kind.SCHEDULER)
     fleet.kill(one, 3)
@@ -252,7 +239,7 @@ def test_all_schedulers_but_one_can_be_given_up(fleet: Fleet) -> None:
         fleet.kill(other)
 
 
-def test_the_watcher_is_given_up_unless_a_start_needs_it(fleet: Fleet) -> None:
+def test_the_watcher_is_given_up_unless_a_start_needs_it(fleet):
     pair(fleet)
     watcher, other = fleet.parts.members[0], fleet.add("watcher-1", Kind.WATCHER)
     fleet.kill(watcher, 3)
@@ -264,7 +251,7 @@ def test_the_watcher_is_given_up_unless_a_start_needs_it(fleet: Fleet) -> None:
         fleet.kill(other)
 
 
-def test_an_exit_after_a_drain_is_not_a_death(fleet: Fleet) -> None:
+def test_an_exit_after_a_drain_is_not_a_death(fleet):
     reading, writing = os.pipe()
     part = fleet.add("mixed-0", Kind.WORKER, lambda: print(os.read(reading, 1)))
     for _ in range(QUICK.restarts + 1):
@@ -276,7 +263,7 @@ def test_an_exit_after_a_drain_is_not_a_death(fleet: Fleet) -> None:
     os.close(writing)
 
 
-def test_a_drain_after_a_death_is_no_death_where_readiness_is_unknown(fleet: Fleet) -> None:
+def test_a_drain_after_a_death_is_no_death_where_readiness_is_unknown(fleet):
     fleet.parts.whole = False
     worker = fleet.parts.add("decode-0", Kind.WORKER, drained)
     fleet.kill(worker)
@@ -286,27 +273,27 @@ def test_a_drain_after_a_death_is_no_death_where_readiness_is_unknown(fleet: Fle
     assert len(worker.budget.deaths) == 1
 
 
-def drained() -> None:
+def drained():
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     os.write(1, b"drains\n")
     signal.pause()
 
 
-def test_deaths_long_ago_do_not_count(tmp_path: Path) -> None:
+def test_deaths_long_ago_do_not_count(tmp_path):
     fleet = Fleet(tmp_path, Patience(restarts=1, window_s=0.2, backoff_s=0.05))
     try:
         _, decode, _ = pair(fleet)
         for _ in range(3):
             fleet.kill(decode)
             died = decode.budget.deaths[-1]
-            eventually(lambda died=died: time.monotonic() > died + 0.2, 5, "it ran well for the window")  # type: ignore[misc]
+            eventually(lambda died=died: time.monotonic() > died + 0.2, 5, "it ran well for the window")
         assert not decode.given_up
         assert fleet.said[-1].endswith("restarting, 1 of 1 within 0.00333333 min")
     finally:
         fleet.parts.stop(0.0)
 
 
-def test_readiness_of_a_predecessor_does_not_count(fleet: Fleet) -> None:
+def test_readiness_of_a_predecessor_does_not_count(fleet):
     """A dead worker stays registered for a lease, and the watcher's message may be late."""
     _, decode, router = pair(fleet)
     before = [Seen(part.known_as, "here", time.monotonic()) for part in (decode, router)]
@@ -317,29 +304,23 @@ def test_readiness_of_a_predecessor_does_not_count(fleet: Fleet) -> None:
     assert set(fleet.parts.waiting_for) == {"decode-0", "router"}
 
 
-def test_a_dead_worker_is_not_ready_while_it_waits_for_its_restart(fleet: Fleet) -> None:
+def test_a_dead_worker_is_not_ready_while_it_waits_for_its_restart(fleet):
     """It stays registered for a lease, and the watcher sees it there."""
     _, decode, _ = pair(fleet)
     fleet.kill(decode)  # the first restart is immediate
     fleet.see(decode)
-    assert decode.child is not None
-    os.kill(decode.child.process.pid or 0, signal.SIGKILL)
-
-    def noticed() -> bool:
-        fleet.parts.reap()
-        return decode.restart_at is not None
-
-    eventually(noticed, 10, "it pauses", 0.0)
+    os.kill(decode.child.process.pid, signal.SIGKILL)
+    eventually(lambda: fleet.parts.reap() or decode.restart_at is not None, 10, "it pauses", 0.0)
     fleet.see(decode)
     assert fleet.parts.waiting_for == ["decode-0"]
 
 
-def fail() -> None:
+def fail():
     os.write(2, b"baton: error: no room\n")  # past pytest, which captures sys.stderr
     sys.exit(1)
 
 
-def end_by_a_signal() -> None:
+def end_by_a_signal():
     os.write(2, b"WARNING: something else\n")
     os.kill(os.getpid(), signal.SIGXCPU)  # pytest's fault handler adds lines to what a fault prints
 
@@ -351,7 +332,7 @@ def end_by_a_signal() -> None:
         (end_by_a_signal, "it ended with signal SIGXCPU; it said last: WARNING: something else"),
     ],
 )
-def test_a_part_that_cannot_start_says_why(fleet: Fleet, run: Callable[[], None], said: str) -> None:
+def test_a_part_that_cannot_start_says_why(fleet, run, said):
     """It quotes its own error line, not that of a predecessor in the same log."""
     (fleet.parts.log_dir / "mixed-0.log").write_text("baton: error: long ago\n")
     fleet.parts.add("mixed-0", Kind.WORKER, run)
@@ -359,11 +340,10 @@ def test_a_part_that_cannot_start_says_why(fleet: Fleet, run: Callable[[], None]
         eventually(fleet.parts.reap, 10, "its end is seen")
 
 
-def no_room(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Make this many forks fail, as at a process limit."""
+def no_room(monkeypatch, times):
     fork, left = os.fork, [times]
 
-    def failing() -> int:
+    def failing():
         if left[0]:
             left[0] -= 1
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -372,9 +352,7 @@ def no_room(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     monkeypatch.setattr(os, "fork", failing)
 
 
-def test_a_restart_without_room_for_a_process_is_tried_again(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_without_room_for_a_process_is_tried_again(fleet, monkeypatch):
     _, decode, _ = pair(fleet)
     no_room(monkeypatch, 3)
     fleet.kill(decode)
@@ -387,30 +365,20 @@ def test_a_restart_without_room_for_a_process_is_tried_again(
     assert len(decode.budget.deaths) == 1  # not counted for the failed starts
 
 
-def test_a_first_start_without_room_for_a_process_is_reported(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_start_without_room_for_a_process_is_reported(fleet, monkeypatch):
     """A user is waiting for it."""
     no_room(monkeypatch, 99)
     part = fleet.parts.add("mixed-0", Kind.WORKER, signal.pause)
-
-    def look() -> None:
-        wait(fleet.parts.sentinels, timeout=fleet.parts.next_start_s)
-        fleet.parts.reap()
-
-    with pytest.raises(
-        StartError, match="mixed-0 could not start: this machine cannot start another process"
-    ):
-        eventually(look, 10, "it is given up")
+    with pytest.raises(StartError, match="mixed-0 could not start: this machine cannot start another"):
+        fleet.until(lambda: False, "it is given up")
     assert part.child is None
 
 
 @pytest.mark.parametrize("how", ["removed", "a file"])
-def test_without_a_folder_for_logs_a_part_is_restarted(fleet: Fleet, how: str) -> None:
+def test_without_a_folder_for_logs_a_part_is_restarted(fleet, how):
     """A cleaner of /tmp may remove it."""
     _, decode, _ = pair(fleet)
     folder = fleet.parts.log_dir
-    assert folder is not None
     shutil.rmtree(folder)
     if how == "a file":  # the folder cannot be recreated
         folder.touch()
@@ -424,12 +392,11 @@ def test_without_a_folder_for_logs_a_part_is_restarted(fleet: Fleet, how: str) -
         assert (folder / "decode-0.log").exists()
 
 
-def test_parts_get_the_signal_before_the_end_is_reported(fleet: Fleet) -> None:
+def test_parts_get_the_signal_before_the_end_is_reported(fleet):
     _, _, router = pair(fleet)
-    told: list[bool] = []
+    told = []
 
-    def report() -> None:
-        assert router.child is not None
+    def report():
         router.child.process.join(10)
         told.append(router.child.alive)
 

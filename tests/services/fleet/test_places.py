@@ -3,46 +3,36 @@
 Workers are real processes that wait for a signal; `ran` has the roles with which they started.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
-from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
-from multiprocessing.connection import wait
-from pathlib import Path
 
 import pytest
 
 from baton.services.config import Settings, load
-from baton.services.fleet.devices import Devices
-from baton.services.fleet.parts import Part, Parts, Patience
-from baton.services.fleet.places import Places, Plan, members_of, places_of
+from baton.services.fleet.parts import Parts, Patience
+from baton.services.fleet.places import Plan, members_of, places_of
 from baton.services.fleet.watch import Ordered
-from harness.support import eventually
+from tests.services.fleet import test_parts
 
-SETTINGS = Settings(autoscale={"mode": "on", "max_prefill": 2, "max_decode": 2})  # type: ignore[arg-type]
+SETTINGS = Settings(autoscale={"mode": "on", "max_prefill": 2, "max_decode": 2})
 
 
-class Fleet:
+class Fleet(test_parts.Fleet):
     """1P1D and two more places."""
 
-    def __init__(self, folder: Path) -> None:
-        self.said: list[str] = []
-        patience = Patience(restarts=1, window_s=60.0, backoff_s=0.01)
-        self.parts = Parts(folder, lambda name, text: self.said.append(f"{name}: {text}"), patience)
+    def __init__(self, folder):
+        super().__init__(folder, Patience(restarts=1, window_s=60.0, backoff_s=0.01))
         self.started, self._tell = Pipe(duplex=False)
         self.places = self.of(SETTINGS)[0]
         self.places.start(self.parts)
 
-    def of(self, *settings: Settings) -> list[Places]:
+    def of(self, *settings):
         plans = [Plan(one, ["prefill", "decode"], f"m{i}-" if i else "") for i, one in enumerate(settings)]
         return places_of(plans, lambda _: self.worker)
 
-    def worker(self, name: str, role: Callable[[], str], where: Devices) -> Callable[[], None]:
-        del where
-
-        def run() -> None:
+    def worker(self, name, role, _where):
+        def run():
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             self._tell.send((name, role()))
             if name == "worker-3":
@@ -51,48 +41,32 @@ class Fleet:
 
         return run
 
-    def obey(self, fence: int, **roles: str) -> None:
+    def obey(self, fence, **roles):
         self.places.obey(
             Ordered("", fence, {key.replace("_", "-"): role for key, role in roles.items()}), self.parts
         )
 
-    def ran(self) -> tuple[str, str]:
+    def ran(self):
         assert self.started.poll(10)
-        name, role = self.started.recv()
-        return name, role
+        return self.started.recv()
 
-    def until(self, so: Callable[[], bool], what: str) -> None:
-        def look() -> bool:
-            wait(self.parts.sentinels, timeout=min(self.parts.next_start_s or 0.05, 0.05))
-            self.parts.reap()
-            return so()
-
-        eventually(look, 10, what, 0.0)
-
-    def part(self, name: str) -> Part:
+    def part(self, name):
         return next(one for one in self.parts.members if one.name == name)
 
     @property
-    def names(self) -> list[str]:
+    def names(self):
         return [one.name for one in self.parts.members]
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
+def fleet(tmp_path):
     one = Fleet(tmp_path)
     assert {one.ran(), one.ran()} == {("prefill-0", "prefill"), ("decode-0", "decode")}
     yield one
     one.parts.stop(0.0)
 
 
-def test_it_has_as_many_places_as_there_may_be_workers(fleet: Fleet) -> None:
-    assert fleet.places.names == ["prefill-0", "decode-0", "worker-2", "worker-3"]
-    fixed, other = fleet.of(Settings(), SETTINGS)
-    assert fixed.names == ["prefill-0", "decode-0"]
-    assert other.names == ["m1-prefill-0", "m1-decode-0", "m1-worker-2", "m1-worker-3"]
-
-
-def test_encode_workers_get_no_orders(fleet: Fleet) -> None:
+def test_encode_workers_get_no_orders(fleet):
     plan = Plan(SETTINGS, ["prefill", "decode", "encode"], "m1-")
     (places,) = places_of([plan], lambda _: fleet.worker)
     assert places.names == ["m1-prefill-0", "m1-decode-0", "m1-encode-0", "m1-worker-3", "m1-worker-4"]
@@ -103,7 +77,7 @@ def test_encode_workers_get_no_orders(fleet: Fleet) -> None:
     assert fleet.said == ["m1-decode-0: no longer ordered: draining"]
 
 
-def test_encode_workers_that_are_scaled_have_places_of_their_own(fleet: Fleet) -> None:
+def test_encode_workers_that_are_scaled_have_places_of_their_own(fleet):
     settings = SETTINGS.model_copy(deep=True)
     settings.autoscale.max_encode = 2
     (places,) = places_of([Plan(settings, ["prefill", "decode", "encode"], "m1-")], lambda _: fleet.worker)
@@ -118,7 +92,7 @@ def test_encode_workers_that_are_scaled_have_places_of_their_own(fleet: Fleet) -
     assert [one.name for one in fleet.parts.members if one.leaves_by is None][2:] == [*both]
 
 
-def test_an_encode_worker_has_one_rank() -> None:
+def test_an_encode_worker_has_one_rank():
     settings = load(
         {
             "engine": {
@@ -132,8 +106,9 @@ def test_an_encode_worker_has_one_rank() -> None:
     assert (mixed.ranks, encode.ranks, encode.speculative_config) == (2, 1, None)
 
 
-def test_orders_for_one_model_leave_the_workers_of_another_alone(fleet: Fleet) -> None:
-    other = fleet.of(Settings(), SETTINGS)[1]
+def test_orders_for_one_model_leave_the_workers_of_another_alone(fleet):
+    fixed, other = fleet.of(Settings(), SETTINGS)
+    assert (fixed.names, other.names[2:]) == (["prefill-0", "decode-0"], ["m1-worker-2", "m1-worker-3"])
     other.start(fleet.parts)
     assert {fleet.ran(), fleet.ran()} == {("m1-prefill-0", "prefill"), ("m1-decode-0", "decode")}
     fleet.obey(5, prefill_0="prefill", decode_0="decode")
@@ -141,7 +116,7 @@ def test_orders_for_one_model_leave_the_workers_of_another_alone(fleet: Fleet) -
     assert fleet.names == ["prefill-0", "decode-0", "m1-prefill-0", "m1-decode-0"]
 
 
-def test_what_is_missing_starts_once(fleet: Fleet) -> None:
+def test_what_is_missing_starts_once(fleet):
     for _ in range(3):
         fleet.obey(5, prefill_0="prefill", decode_0="decode", worker_2="decode", elsewhere="decode")
     assert fleet.ran() == ("worker-2", "decode")
@@ -150,7 +125,7 @@ def test_what_is_missing_starts_once(fleet: Fleet) -> None:
     assert fleet.said == ["worker-2: ordered: decode worker"]
 
 
-def test_what_is_too_many_drains_and_is_not_started_again(fleet: Fleet) -> None:
+def test_what_is_too_many_drains_and_is_not_started_again(fleet):
     for _ in range(2):
         fleet.obey(5, prefill_0="prefill")
     assert fleet.parts.waiting_for == ["prefill-0"]
@@ -160,32 +135,30 @@ def test_what_is_too_many_drains_and_is_not_started_again(fleet: Fleet) -> None:
     assert fleet.ran() == ("decode-0", "decode")
 
 
-def test_one_that_does_not_drain_in_time_is_killed(fleet: Fleet) -> None:
+def test_one_that_does_not_drain_in_time_is_killed(fleet):
     part = fleet.part("decode-0")
-    assert part.child is not None
     part.child.process.join(0)
     fleet.obey(5, prefill_0="prefill")
     part.leaves_by = 0.0
     fleet.until(lambda: "decode-0" not in fleet.names, "it is gone")
 
 
-def test_orders_of_an_earlier_decider_are_ignored(fleet: Fleet) -> None:
+def test_orders_of_an_earlier_decider_are_ignored(fleet):
     fleet.obey(5, prefill_0="prefill", decode_0="decode")
     fleet.obey(4, prefill_0="prefill")
     assert not any(one.leaves_by is not None for one in fleet.parts.members)
 
 
-def test_a_worker_that_dies_starts_with_the_role_it_had_last(fleet: Fleet) -> None:
+def test_a_worker_that_dies_starts_with_the_role_it_had_last(fleet):
     fleet.obey(5, prefill_0="decode", decode_0="decode")  # its role has changed
     part = fleet.part("prefill-0")
     part.proven = True
-    assert part.child is not None
     part.child.process.kill()
     fleet.until(lambda: bool(part.budget.deaths) and part.runs, "it is started again")
     assert fleet.ran() == ("prefill-0", "decode")
 
 
-def test_an_ordered_worker_that_cannot_start_does_not_end_the_others(fleet: Fleet) -> None:
+def test_an_ordered_worker_that_cannot_start_does_not_end_the_others(fleet):
     fleet.obey(5, prefill_0="prefill", decode_0="decode", worker_3="decode")
     fleet.until(lambda: fleet.part("worker-3").given_up, "it is given up")
     assert "given up" in fleet.said[-1]
@@ -193,13 +166,10 @@ def test_an_ordered_worker_that_cannot_start_does_not_end_the_others(fleet: Flee
     fleet.until(lambda: "worker-3" not in fleet.names, "its place is free again")
 
 
-def test_places_of_sides_that_differ_belong_to_one(fleet: Fleet) -> None:
+def test_places_of_sides_that_differ_belong_to_one(fleet):
     engine = {"data_parallel_size": 2}
     (one,) = fleet.of(
-        Settings(
-            autoscale={"mode": "on", "max_prefill": 3, "max_decode": 2},  # type: ignore[arg-type]
-            fleet={"decode_engine": engine},  # type: ignore[arg-type]
-        )
+        Settings(autoscale={"mode": "on", "max_prefill": 3, "max_decode": 2}, fleet={"decode_engine": engine})
     )
     assert one.owners == {
         "prefill-0": "prefill",
@@ -213,14 +183,13 @@ def test_places_of_sides_that_differ_belong_to_one(fleet: Fleet) -> None:
     assert set(fleet.places.owners.values()) == {""}
 
 
-def test_a_place_has_all_workers_of_a_gang(tmp_path: Path) -> None:
-    settings = Settings(fleet={"decode_engine": {"data_parallel_size": 2}})  # type: ignore[arg-type]
-    seen: dict[str, Settings] = {}
-    where: dict[str, Devices] = {}
+def test_a_place_has_all_workers_of_a_gang(tmp_path):
+    settings = Settings(fleet={"decode_engine": {"data_parallel_size": 2}})
+    seen = {}
+    where = {}
 
-    def make(own: Settings) -> Callable[..., Callable[[], None]]:
-        def worker(name: str, role: Callable[[], str], devices: Devices) -> Callable[[], None]:
-            del role
+    def make(own):
+        def worker(name, _role, devices):
             seen[name], where[name] = own, devices
             return signal.pause
 
@@ -257,7 +226,7 @@ def test_a_place_has_all_workers_of_a_gang(tmp_path: Path) -> None:
         ({"nodes": 2, "data_parallel_size": 4}, ["p.r0", "p.r1"], ["p.r2", "p.r3"]),
     ],
 )
-def test_each_machine_has_its_members(engine: dict[str, int], first: list[str], second: list[str]) -> None:
+def test_each_machine_has_its_members(engine, first, second):
     for node_rank, expected in enumerate((first, second)):
         settings = load({"engine": engine, "fleet": {"node_rank": node_rank}, "worker": {"gang": "given"}})
         found = members_of("p", settings)

@@ -1,15 +1,10 @@
 """Parts that are new programs, because CUDA is initialised here: their arguments reach them."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
-from collections.abc import Iterator
 from functools import partial
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,7 +12,7 @@ import pytest
 from baton.services.config import load
 from baton.services.fleet import children, processes
 from baton.services.fleet.devices import Devices
-from baton.services.fleet.parts import Kind, Part, Parts
+from baton.services.fleet.parts import Kind, Parts
 from baton.services.fleet.watch import Watched
 from baton.services.models import models_of
 from harness.support import eventually, free_port, listening
@@ -26,24 +21,23 @@ BEGUN_S = 30.0  # a new Python, on a busy machine
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def said(monkeypatch):
     monkeypatch.setattr(processes, "cuda_begun", lambda: True)
     return []
 
 
 @pytest.fixture
-def parts(tmp_path: Path, said: list[str]) -> Iterator[Parts]:
+def parts(tmp_path, said):
     one = Parts(tmp_path, lambda name, text: said.append(f"{name}: {text}"))
     yield one
     one.stop(0.0)
 
 
-def process(part: Part) -> psutil.Process:
-    assert part.child is not None
+def process(part):
     return psutil.Process(part.child.process.pid)
 
 
-def test_a_scheduler_serves_is_restarted_and_ends(parts: Parts, said: list[str], tmp_path: Path) -> None:
+def test_a_scheduler_serves_is_restarted_and_ends(parts, said, tmp_path):
     port = free_port()
     settings = load({"scheduler": {"address": f"127.0.0.1:{port}"}})
     part = parts.add("scheduler", Kind.SCHEDULER, partial(children.scheduler, settings))
@@ -55,7 +49,7 @@ def test_a_scheduler_serves_is_restarted_and_ends(parts: Parts, said: list[str],
     process(part).kill()
     eventually(lambda: not listening(port), 10, "it is gone")
 
-    def again() -> bool:
+    def again():
         parts.reap()
         return listening(port)
 
@@ -69,22 +63,21 @@ def test_a_scheduler_serves_is_restarted_and_ends(parts: Parts, said: list[str],
     assert "died" in "".join(said)
 
 
-def fail() -> None:
+def fail():
     print("about to fail", flush=True)
     raise RuntimeError("as it must")
 
 
-def test_its_log_has_what_it_printed_and_why_it_ended(parts: Parts, tmp_path: Path) -> None:
+def test_its_log_has_what_it_printed_and_why_it_ended(parts, tmp_path):
     part = parts.add("router", Kind.ROUTER, fail, ordered=True)
     child = part.child
-    assert child is not None
     eventually(lambda: not child.alive, BEGUN_S, "it ended")
     assert child.how_it_ended() == "status 1"
     assert (tmp_path / "router.log").read_text().splitlines()[0] == "about to fail"
     assert "as it must" in child.last_error()
 
 
-def test_all_that_a_deployments_parts_run_can_be_sent() -> None:
+def test_all_that_a_deployments_parts_run_can_be_sent():
     """The arguments include settings with secrets, a worker's current role, and the watcher's pipe."""
     settings = load({"engine": {"model": "m"}, "router": {"api_key": "hidden"}})
     role = "prefill"
@@ -99,11 +92,11 @@ def test_all_that_a_deployments_parts_run_can_be_sent() -> None:
     assert router.args[1][0].settings == settings
 
 
-def tell(events: Connection, watched: Watched) -> None:
+def tell(events, watched):
     events.send(watched.scheduler)
 
 
-def test_the_watchers_pipe_reaches_it(parts: Parts) -> None:
+def test_the_watchers_pipe_reaches_it(parts):
     ours, theirs = Pipe(duplex=False)
     parts.add("watcher", Kind.WATCHER, partial(tell, theirs, Watched("here:1", "http://here")))
     assert ours.poll(BEGUN_S)

@@ -1,16 +1,12 @@
 """A router of two processes on one port, in front of fake workers and a real scheduler."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
 import re
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -38,37 +34,32 @@ OK = b"HTTP/1.1 200 OK"
 TEXT = "".join(chr(letter) for letter in answer(PROMPT, TOKENS))
 
 
-def run(settings: dict[str, Any]) -> None:
-    """Run the router in a forked process."""
+def run(settings):
     run_routers(load(settings))
 
 
 class Routers:
-    """The processes of one router."""
-
-    def __init__(self, forked: zygote.Forked, port: int, worker: FakeWorker) -> None:
+    def __init__(self, forked, port, worker):
         self.forked = forked
         self.port = port
         self.worker = worker
         self.url = f"http://127.0.0.1:{port}"
 
     @property
-    def pids(self) -> set[int]:
-        """Return the ids of the processes that serve."""
+    def pids(self):
         return {child.pid for child in psutil.Process(self.forked.pid).children()}
 
-    def listens(self) -> int:
-        """Return how many processes have begun to serve so far."""
+    def listens(self):
         return len(re.findall(r"router \d+ listens on", self.forked.text))
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return tiny_qwen2(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
-async def workers() -> AsyncIterator[tuple[str, FakeWorker]]:
+async def workers():
     async with SchedulerServer(SchedulerSettings(address="127.0.0.1:0")) as server:
         members = Members(server.address)
         worker = await members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=SLOW_S))
@@ -77,7 +68,7 @@ async def workers() -> AsyncIterator[tuple[str, FakeWorker]]:
 
 
 @pytest.fixture
-def routers(workers: tuple[str, FakeWorker], model: Path, tmp_path: Path) -> Iterator[Routers]:
+def routers(workers, model, tmp_path):
     port = free_port()
     settings = {
         "engine": {"model": str(model), "served_model_name": MODEL},
@@ -90,21 +81,19 @@ def routers(workers: tuple[str, FakeWorker], model: Path, tmp_path: Path) -> Ite
 
 
 @pytest.fixture
-async def http(routers: Routers) -> AsyncIterator[httpx.AsyncClient]:
+async def http(routers):
     async with httpx.AsyncClient(base_url=routers.url, timeout=30.0 * PATIENCE, limits=PLAIN) as client:
         yield client
 
 
 class Stream:
-    """One streamed completion, read to its end by a task."""
-
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, http):
         self.text = ""
         self.whole = False
         self.lost = False
         self.task = asyncio.create_task(self._read(http))
 
-    async def _read(self, http: httpx.AsyncClient) -> None:
+    async def _read(self, http):
         body = {"model": MODEL, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "stream": True}
         try:
             async with http.stream("POST", "/v1/completions", json=body) as response:
@@ -118,16 +107,14 @@ class Stream:
             self.lost = True
 
 
-async def streaming(http: httpx.AsyncClient) -> list[Stream]:
-    """Return 16 streams that have begun."""
+async def streaming(http):
     streams = [Stream(http) for _ in range(16)]
     await until(lambda: all(one.text for one in streams), "all streams have begun")
     return streams
 
 
-async def metrics(http: httpx.AsyncClient) -> dict[tuple[str, str], float]:
-    """Return the sum of each metric family's samples, by process."""
-    found: dict[tuple[str, str], float] = {}
+async def metrics(http):
+    found = {}
     for family in text_string_to_metric_families((await http.get("/metrics")).text):
         for sample in family.samples:
             key = sample.name, sample.labels["process"]
@@ -135,14 +122,14 @@ async def metrics(http: httpx.AsyncClient) -> dict[tuple[str, str], float]:
     return found
 
 
-async def knock(http: httpx.AsyncClient, seen: list[int], over: asyncio.Event) -> None:
+async def knock(http, seen, over):
     """Open one connection after another. Raises if one is refused or reset."""
     while not over.is_set():
         seen.append((await http.get("/v1/models")).status_code)
         await asyncio.sleep(0.005)
 
 
-def connected(routers: Routers, count: int) -> list[socket.socket]:
+def connected(routers, count):
     """Return connections that have sent a request each, whether accepted or not."""
     made = []
     for _ in range(count):
@@ -151,30 +138,29 @@ def connected(routers: Routers, count: int) -> list[socket.socket]:
     return made
 
 
-def told_to_end(pid: int) -> bool:
-    """Return whether a SIGTERM is pending for this process, which is stopped."""
+def told_to_end(pid):
     (pending,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
     return bool(int(pending, 16) & 1 << signal.SIGTERM - 1)
 
 
-def refused(routers: Routers) -> bool:
+def refused(routers):
     """Return whether a new client is refused, rather than left waiting."""
     with socket.socket() as client:
         client.settimeout(0.5)
         return client.connect_ex(("127.0.0.1", routers.port)) == errno.ECONNREFUSED
 
 
-async def statuses(connections: list[socket.socket]) -> set[bytes]:
+async def statuses(connections):
     """Return the status lines of the answers. Raises ConnectionResetError."""
 
-    def read(one: socket.socket) -> bytes:
+    def read(one):
         with one:
             return one.recv(100).partition(b"\r\n")[0]
 
     return set(await asyncio.gather(*(asyncio.to_thread(read, one) for one in connections)))
 
 
-async def serving(routers: Routers, http: httpx.AsyncClient, times: int) -> None:
+async def serving(routers, http, times):
     """Wait until this many processes have begun to serve, and the router is healthy."""
     await until(lambda: routers.listens() >= times, f"{times} processes serve", READY_S)
     for _ in range(int(100 * PATIENCE)):
@@ -184,8 +170,7 @@ async def serving(routers: Routers, http: httpx.AsyncClient, times: int) -> None
     raise AssertionError("not healthy")
 
 
-@pytest.mark.timeout(60)
-async def test_when_one_dies_the_other_continues(routers: Routers, http: httpx.AsyncClient) -> None:
+async def test_when_one_dies_the_other_continues(routers, http):
     await serving(routers, http, 2)
     before = routers.pids
     assert len(before) == 2
@@ -209,7 +194,7 @@ async def test_when_one_dies_the_other_continues(routers: Routers, http: httpx.A
     waiting = connected(routers, 32)
     os.kill(victim, signal.SIGKILL)
     assert await statuses(waiting) == {OK}
-    seen: list[int] = []
+    seen = []
     over = asyncio.Event()
     knocking = [asyncio.create_task(knock(http, seen, over)) for _ in range(4)]
     routers.worker.step_s = QUICK_S
@@ -236,12 +221,11 @@ async def test_when_one_dies_the_other_continues(routers: Routers, http: httpx.A
     assert {found["baton_process_up", number] for number in ("0", "1")} == {1}
 
 
-@pytest.mark.timeout(60)
-async def test_nothing_is_reset_when_it_ends(routers: Routers, http: httpx.AsyncClient) -> None:
+async def test_nothing_is_reset_when_it_ends(routers, http):
     """First one process, as in a rolling restart, then all: streams finish, and no connection is reset."""
     await serving(routers, http, 2)
     streams = await streaming(http)
-    seen: list[int] = []
+    seen = []
     over = asyncio.Event()
     knocking = [asyncio.create_task(knock(http, seen, over)) for _ in range(4)]
 
@@ -278,10 +262,7 @@ async def test_nothing_is_reset_when_it_ends(routers: Routers, http: httpx.Async
     assert not any(psutil.pid_exists(pid) for pid in last)
 
 
-@pytest.mark.timeout(60)
-async def test_nobody_waits_for_a_process_that_is_gone_before_its_drain(
-    routers: Routers, http: httpx.AsyncClient
-) -> None:
+async def test_nobody_waits_for_a_process_that_is_gone_before_its_drain(routers, http):
     """It crashes, or is still starting, when all end. While the other drains, new clients are refused."""
     await serving(routers, http, 2)
     gone, draining = routers.pids
@@ -301,7 +282,7 @@ async def test_nobody_waits_for_a_process_that_is_gone_before_its_drain(
     assert routers.forked.wait(END_S * PATIENCE) == 0
 
 
-def test_the_parts_of_the_limits_are_the_whole() -> None:
+def test_the_parts_of_the_limits_are_the_whole():
     whole = RouterSettings(
         processes=3, max_waiting=100, max_connections=10, journal_mib=256, metrics_port=9000
     )
@@ -313,7 +294,7 @@ def test_the_parts_of_the_limits_are_the_whole() -> None:
     assert {share(RouterSettings(processes=2, max_waiting=0), number).max_waiting for number in (0, 1)} == {0}
 
 
-def test_what_does_not_suit_several_processes_is_refused() -> None:
+def test_what_does_not_suit_several_processes_is_refused():
     for wrong in ({"processes": 65}, {"processes": 2, "max_connections": 1}):
         with pytest.raises(ConfigError, match=r"router\.processes|max_connections"):
             load({"router": wrong})

@@ -1,7 +1,6 @@
 """The signals that end a supervisor: the first one drains, a second one kills, but SIGHUP never kills."""
 
-from __future__ import annotations
-
+import contextlib
 import select
 import signal
 import subprocess
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.support import CALL_S, PYTHON, eventually
+from harness.support import CALL_S, PYTHON, eventually, ran
 
 SUPERVISOR = """
 import signal, sys
@@ -26,6 +25,17 @@ while True:
 """
 
 
+@contextlib.contextmanager
+def supervisor(*arguments):
+    command = [PYTHON, "-c", SUPERVISOR, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "begun\n"
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize(
     ("numbers", "status"),
     [
@@ -36,11 +46,8 @@ while True:
         ((signal.SIGTERM, signal.SIGHUP), None),
     ],
 )
-def test_the_second_signal_kills(numbers: tuple[int, ...], status: int | None) -> None:
-    process = subprocess.Popen([PYTHON, "-c", SUPERVISOR], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "begun\n"
+def test_the_second_signal_kills(numbers, status):
+    with supervisor() as process:
         first, *more = numbers
         process.send_signal(first)
         assert process.stdout.readline() == "told\n"
@@ -51,33 +58,24 @@ def test_the_second_signal_kills(numbers: tuple[int, ...], status: int | None) -
             return
         eventually(lambda: not pending(process.pid), 10, "it has taken the signals")
         assert process.poll() is None
-    finally:
-        process.kill()
-        process.communicate()
 
 
-def pending(pid: int) -> bool:
+def pending(pid):
     with Path(f"/proc/{pid}/status").open() as file:
         found = dict(line.split(":\t", 1) for line in file if line.startswith(("SigPnd", "ShdPnd")))
     return any(int(value, 16) for value in found.values())
 
 
-def test_under_nohup_the_terminals_end_means_nothing() -> None:
-    process = subprocess.Popen([PYTHON, "-c", SUPERVISOR, "ignored"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "begun\n"
+def test_under_nohup_the_terminals_end_means_nothing():
+    with supervisor("ignored") as process:
         process.send_signal(signal.SIGHUP)
         assert not select.select([process.stdout], [], [], 0.3)[0]
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "told\n"
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_a_part_inherits_an_ignored_sighup_and_nothing_else(ignored: bool, tmp_path: Path) -> None:
+def test_a_part_inherits_an_ignored_sighup_and_nothing_else(ignored, tmp_path):
     program = f"""
 import os, signal, sys, time
 from pathlib import Path
@@ -91,6 +89,5 @@ child.process.join(0.3 if {ignored} else 60)
 print(child.process.exitcode)
 child.process.kill()
 """
-    command = [PYTHON, "-c", program, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_S, check=True)
+    done = ran(PYTHON, "-c", program, tmp_path, check=True)
     assert done.stdout.strip() == ("None" if ignored else str(-signal.SIGHUP))

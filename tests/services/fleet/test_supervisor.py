@@ -1,9 +1,3 @@
-"""The checks and addresses of a deployment, before any process starts."""
-
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from baton.services.config import load
@@ -20,13 +14,11 @@ from harness.deployment import MODEL
         ("127.0.0.1:7400, 127.0.0.1:7500", 2, ["127.0.0.1:7400", "127.0.0.1:7500"]),
     ],
 )
-def test_schedulers_listen_on_the_configured_ports_or_the_next_ones(
-    given: str, number: int, listens: list[str]
-) -> None:
+def test_schedulers_listen_on_the_configured_ports_or_the_next_ones(given, number, listens):
     assert scheduler_addresses(load({"scheduler": {"address": given}}), number) == listens
 
 
-def test_other_numbers_of_addresses_than_schedulers_are_refused() -> None:
+def test_other_numbers_of_addresses_than_schedulers_are_refused():
     settings = load({"scheduler": {"address": "a:1,b:2"}})
     for number in (1, 3):
         with pytest.raises(ConfigError, match=f"names 2 schedulers and --schedulers is {number}"):
@@ -34,9 +26,7 @@ def test_other_numbers_of_addresses_than_schedulers_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "enabled"), [(1, False), (2, True)])
-def test_mixed_workers_hand_over_where_baton_node_runs_the_rest_of_their_gang(
-    nodes: int, enabled: bool
-) -> None:
+def test_mixed_workers_hand_over_where_baton_node_runs_the_rest_of_their_gang(nodes, enabled):
     """`baton node` has handoffs on, and the members of a gang must agree."""
     (one,) = started(load({"engine": {"nodes": nodes}}), Fleet(0, 0, 1))
     assert _peers(one).settings.handoff.enabled is enabled
@@ -56,7 +46,7 @@ def test_mixed_workers_hand_over_where_baton_node_runs_the_rest_of_their_gang(
         ({"autoscale": {"mode": "on"}}, r"^engine\.nodes is above 1, and the other machines get no orders"),
     ],
 )
-def test_gangs_that_would_not_form(more: dict[str, Any], why: str) -> None:
+def test_gangs_that_would_not_form(more, why):
     engine = {"model": str(MODEL), "nodes": 2, "tensor_parallel_size": 2}
     settings = load({"engine": engine, "security": {"plain_ranks": True}} | more)
     fleet = None if "models" in more else Fleet(1, 1, 0)

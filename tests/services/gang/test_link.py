@@ -1,12 +1,8 @@
 """The link of a gang, over real gRPC: its members meet, wake each other, and end together."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 import grpc.aio
 import pytest
@@ -15,8 +11,7 @@ from baton import rpc
 from baton.protos import gang_pb2, gang_pb2_grpc
 from baton.security.names import Role
 from baton.services.errors import StartError
-from baton.services.gang.link import GangLink, Leader, Member, Seat, Silence, _Outbox
-from tests.security.conftest import Become
+from baton.services.gang.link import Leader, Member, Seat, Silence, _Outbox
 from tests.security.conftest import become as become
 from tests.security.conftest import ca as ca
 
@@ -25,28 +20,28 @@ LONG_S = 30.0  # so that an end is noticed only if it is told
 FACTS = {"model": "cafe", "vllm": "0.32.0"}
 
 
-def seat(rank: int, size: int = 3, **changes: str) -> Seat:
+def seat(rank, size=3, **changes):
     return Seat("prefill-0", rank, size, f"prefill-0.r{rank}.1", FACTS | changes)
 
 
 class Gang:
     """Links in one loop, and the rings that each got."""
 
-    def __init__(self, silence: Silence) -> None:
+    def __init__(self, silence):
         self.silence = silence
-        self.links: list[GangLink] = []
-        self.rings: list[list[int]] = []
+        self.links = []
+        self.rings = []
         self.address = ""
         self.opened = 0
 
-    def open_world(self) -> gang_pb2.World:
+    def open_world(self):
         self.opened += 1
         return gang_pb2.World(life="one", host="127.0.0.1", store_port=4711)
 
-    async def find(self) -> str:
+    async def find(self):
         return self.address
 
-    def member(self, one: Seat) -> Member:
+    def member(self, one):
         self.rings.append([])
         link = Member(one, self.silence, self.rings[-1].append, self.find)
         self.links.append(link)
@@ -54,15 +49,13 @@ class Gang:
 
 
 @asynccontextmanager
-async def led(
-    size: int = 3, silence_s: float = SILENCE_S, loading_s: float | None = None
-) -> AsyncIterator[Gang]:
+async def led(size=3, silence_s=SILENCE_S, loading_s=None):
     gang = Gang(Silence(loading_s or silence_s, silence_s))
     gang.rings.append([])
     leader = Leader(seat(0, size), gang.silence, gang.rings[0].append, gang.open_world)
     gang.links.append(leader)
     server = rpc.aio_server()
-    gang_pb2_grpc.add_GangServicer_to_server(leader, server)  # type: ignore[no-untyped-call]
+    gang_pb2_grpc.add_GangServicer_to_server(leader, server)
     gang.address = f"127.0.0.1:{rpc.listen(server, 'worker.listen', '127.0.0.1:0')}"
     await server.start()
     async with AsyncExitStack() as stack:
@@ -72,20 +65,20 @@ async def led(
             await link.close()
 
 
-async def met(gang: Gang, size: int = 3) -> None:
+async def met(gang, size=3):
     for rank in range(1, size):
         gang.member(seat(rank, size))
     worlds = await asyncio.gather(*(link.meet(10.0) for link in gang.links))
     assert {(world.host, world.store_port) for world in worlds} == {("127.0.0.1", 4711)}
 
 
-async def until_rung(gang: Gang, expected: list[list[int]]) -> None:
+async def until_rung(gang, expected):
     async with asyncio.timeout(10.0):
         while gang.rings != expected:  # noqa: ASYNC110 (links have no event for it)
             await asyncio.sleep(0.001)
 
 
-async def test_they_meet_and_wake_each_other() -> None:
+async def test_they_meet_and_wake_each_other():
     async with led() as gang:
         await met(gang)
         assert gang.opened == 1
@@ -96,7 +89,7 @@ async def test_they_meet_and_wake_each_other() -> None:
         assert not any(link.lost.done() for link in gang.links)
 
 
-async def test_over_tls(become: Become) -> None:
+async def test_over_tls(become):
     become(Role.WORKER, "prefill-0.r0.1")
     async with led() as gang:
         await met(gang)
@@ -104,7 +97,7 @@ async def test_over_tls(become: Become) -> None:
         await until_rung(gang, [[3], [3], []])
 
 
-async def test_other_roles_may_not_join(become: Become) -> None:
+async def test_other_roles_may_not_join(become):
     become(Role.WORKER, "prefill-0.r0.1")
     async with led() as gang:
         become(Role.ROUTER)
@@ -112,7 +105,7 @@ async def test_other_roles_may_not_join(become: Become) -> None:
             await gang.member(seat(1)).meet(10.0)
 
 
-async def test_quiet_members_stay() -> None:
+async def test_quiet_members_stay():
     async with led() as gang:
         await met(gang)
         with pytest.raises(TimeoutError):
@@ -121,7 +114,7 @@ async def test_quiet_members_stay() -> None:
         await until_rung(gang, [[7], [], [7]])
 
 
-async def test_a_members_end_is_everybodys() -> None:
+async def test_a_members_end_is_everybodys():
     async with led(silence_s=LONG_S) as gang:
         await met(gang)
         await gang.links[1].close()
@@ -130,7 +123,7 @@ async def test_a_members_end_is_everybodys() -> None:
         assert gang.links[0].lost.result() == why
 
 
-async def test_the_leaders_end_is_everybodys() -> None:
+async def test_the_leaders_end_is_everybodys():
     async with led(silence_s=LONG_S) as gang:
         await met(gang)
         await gang.links[0].close()
@@ -138,11 +131,11 @@ async def test_the_leaders_end_is_everybodys() -> None:
             assert await asyncio.wait_for(asyncio.shield(link.lost), 1.0) == "rank 0 leaves"
 
 
-async def test_silence_lasts_less_long_once_all_serve() -> None:
+async def test_silence_lasts_less_long_once_all_serve():
     async with led(size=2, silence_s=0.3, loading_s=LONG_S) as gang:
         leader = gang.links[0]
         async with rpc.aio_channel(gang.address, Role.WORKER) as channel:
-            call = gang_pb2_grpc.GangStub(channel).Join()  # type: ignore[no-untyped-call]
+            call = gang_pb2_grpc.GangStub(channel).Join()
             await call.write(gang_pb2.FromMember(join=seat(1, size=2).join()))
             await leader.meet(10.0)
             leader.tell(gang_pb2.STAGE_SERVING)
@@ -155,19 +148,19 @@ async def test_silence_lasts_less_long_once_all_serve() -> None:
             assert gang_pb2.FromLeader(stage=gang_pb2.STAGE_SERVING) in said
 
 
-async def test_a_member_misses_a_leader_that_serves() -> None:
+async def test_a_member_misses_a_leader_that_serves():
     async with led(size=2, silence_s=0.5, loading_s=LONG_S) as gang:
         await met(gang, size=2)
         leader, member = gang.links
         for link in gang.links:
             link.tell(gang_pb2.STAGE_SERVING)
-        leader._members[1].next = lambda _: asyncio.sleep(LONG_S, {})  # type: ignore[assignment, method-assign]
+        leader._members[1].next = lambda _: asyncio.sleep(LONG_S, {})
         why = await asyncio.wait_for(asyncio.shield(member.lost), 5.0)
         assert why == "rank 0 was silent for 0.5 s"
 
 
 @pytest.mark.parametrize("first", [0, 1])
-async def test_all_drain_with_one_and_end_together(first: int) -> None:
+async def test_all_drain_with_one_and_end_together(first):
     async with led(silence_s=LONG_S) as gang:
         await met(gang)
         gang.links[first].tell(gang_pb2.STAGE_DRAINING)
@@ -185,7 +178,7 @@ async def test_all_drain_with_one_and_end_together(first: int) -> None:
             await asyncio.wait_for(asyncio.shield(gang.links[0].lost), 0.1)
 
 
-async def test_a_member_that_leaves_before_all_have_met_is_awaited_again() -> None:
+async def test_a_member_that_leaves_before_all_have_met_is_awaited_again():
     async with led() as gang:
         early = gang.member(seat(1))
         meeting = asyncio.create_task(early.meet(10.0))
@@ -207,13 +200,13 @@ async def test_a_member_that_leaves_before_all_have_met_is_awaited_again() -> No
         (seat(3), "rank 3 is not one of 1 to 2"),
     ],
 )
-async def test_who_does_not_belong_is_refused(other: Seat, why: str) -> None:
+async def test_who_does_not_belong_is_refused(other, why):
     async with led() as gang:
         with pytest.raises(StartError, match=why):
             await gang.member(other).meet(10.0)
 
 
-async def test_a_place_that_is_taken() -> None:
+async def test_a_place_that_is_taken():
     async with led() as gang:
         await met(gang)
         with pytest.raises(StartError, match=r"within 1 s: rank 1 of gang prefill-0 is here already"):
@@ -221,7 +214,7 @@ async def test_a_place_that_is_taken() -> None:
         assert not gang.links[0].lost.done()
 
 
-async def test_a_rank_that_never_comes_is_named() -> None:
+async def test_a_rank_that_never_comes_is_named():
     async with led() as gang:
         member = gang.member(seat(2))
         assert gang.links[0].missing == "1, 2"
@@ -234,7 +227,7 @@ async def test_a_rank_that_never_comes_is_named() -> None:
         assert "rank 2 did not meet the others within 1 s: not all members joined" in str(other)
 
 
-async def test_a_late_ring_hides_no_newer_one() -> None:
+async def test_a_late_ring_hides_no_newer_one():
     outbox = _Outbox()
     outbox.put(stage=gang_pb2.STAGE_DRAINED)
     outbox.put(ring=8)
@@ -242,7 +235,7 @@ async def test_a_late_ring_hides_no_newer_one() -> None:
     assert [await outbox.next(1.0) for _ in range(2)] == [{"ring": 8}, {"stage": gang_pb2.STAGE_DRAINED}]
 
 
-async def _until_over(call: Any) -> AsyncIterator[gang_pb2.FromLeader]:
+async def _until_over(call):
     with contextlib.suppress(grpc.aio.AioRpcError):
-        while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+        while (message := await call.read()) is not grpc.aio.EOF:
             yield message

@@ -1,52 +1,42 @@
 """A fake router that fails on demand."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
-Reply = Callable[["Router", web.Request, int], Awaitable[web.StreamResponse]]
+from harness.serving import serving
 
 
-def completion(text: str) -> dict[str, object]:
-    """Return a response body of /v1/completions."""
+def completion(text):
     choice = {"index": 0, "text": text, "token_ids": [1, 2], "finish_reason": "stop", "logprobs": None}
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
     return {"id": f"cmpl-{text}", "choices": [choice], "usage": usage}
 
 
-async def ok(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    del router, seen
+async def ok(_router, request, _seen):
     return web.json_response(completion(str((await request.json())["prompt"])))
 
 
-async def full(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    """Respond with 503 twice, then with a completion."""
+async def full(router, request, seen):
     if seen > 2:
         return await ok(router, request, seen)
     return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": "0.1"})
 
 
-async def bad(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    del router, request, seen
+async def bad(*_):
     return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
 
 
-async def broken(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    """Break the connection without a response."""
-    del router, seen
+async def broken(_router, request, _seen):
     if request.transport is not None:
         request.transport.abort()
     return web.Response()
 
 
-async def held(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    """Respond when `released` is set."""
+async def held(router, request, seen):
     router.held += 1
     if router.held == router.crowd:
         router.crowded.set()
@@ -55,7 +45,7 @@ async def held(router: Router, request: web.Request, seen: int) -> web.StreamRes
     return await ok(router, request, seen)
 
 
-async def _stream(request: web.Request, *pieces: bytes) -> web.StreamResponse:
+async def _stream(request, *pieces):
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     for piece in pieces:
@@ -64,40 +54,25 @@ async def _stream(request: web.Request, *pieces: bytes) -> web.StreamResponse:
     return response
 
 
-async def streamed(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+async def streamed(_router, request, _seen):
     """Stream two events, with comments between them and splits in awkward places."""
-    del router, seen
     pieces = b": keep-alive\n\n", b'data: {"te', b'xt": "a"}\n', b"\n: keep-alive", b"\n\n"
     return await _stream(request, *pieces, b'data: {"text": "b"}\r\n\r\n', b"data: [DONE]\n\n")
 
 
-async def garbled(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    del router, seen
+async def garbled(_router, request, _seen):
     return await _stream(request, b"data: oops\n\n")
 
 
-async def endless(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    """Stream a line without an end."""
-    del router, seen
+async def endless(_router, request, _seen):
     return await _stream(request, b"data: ", b"x" * 2048)
 
 
-async def halves(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    """Respond with a completion that ends inside a surrogate pair."""
-    del router, request, seen
+async def halves(*_):
     return web.json_response(completion("\ud83d"))
 
 
-REPLIES: dict[str, Reply] = {
-    "full": full,
-    "bad": bad,
-    "broken": broken,
-    "held": held,
-    "streamed": streamed,
-    "garbled": garbled,
-    "endless": endless,
-    "halves": halves,
-}
+REPLIES = {one.__name__: one for one in (full, bad, broken, held, streamed, garbled, endless, halves)}
 
 
 @dataclass
@@ -114,7 +89,9 @@ class Router:
     crowded: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request):
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "m"}]})
         prompt = str((await request.json())["prompt"])
         self.seen[prompt] += 1
         self.keys.add(request.headers.get("Authorization", ""))
@@ -127,23 +104,12 @@ class Router:
             self.under_way -= 1
 
 
-async def _models(request: web.Request) -> web.StreamResponse:
-    return web.json_response({"data": [{"id": "m"}]})
-
-
 @asynccontextmanager
-async def router() -> AsyncIterator[Router]:
+async def router():
     one = Router()
-    app = web.Application()
-    app.router.add_post("/v1/completions", one.answer)
-    app.router.add_get("/v1/models", _models)
-    runner = web.AppRunner(app, shutdown_timeout=1)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        yield one
-    finally:
-        one.released.set()
-        await runner.cleanup()
+    async with serving(one.answer, shutdown_timeout=1) as place:
+        one.url = f"http://{place}"
+        try:
+            yield one
+        finally:
+            one.released.set()

@@ -1,25 +1,20 @@
 """The command `baton batch` as a process: exit statuses, and resuming after it was stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
-from pathlib import Path
+from asyncio.subprocess import PIPE
 
 import pytest
 
 from baton.services.cli.batch import _key
 from baton.services.config import load
 from baton.services.errors import ConfigError
+from harness import zygote
 from harness.support import BATON, IGNORING, PATIENCE, full_pipe
-from tests.services.offline.router import Router
 
 
-def write(path: Path, *prompts: str) -> Path:
-    """Write a batch whose prompts are their requests' custom_ids."""
+def write(path, *prompts):
     lines = [
         {"custom_id": prompt, "method": "POST", "url": "/v1/completions", "body": {"prompt": prompt}}
         for prompt in prompts
@@ -28,30 +23,31 @@ def write(path: Path, *prompts: str) -> Path:
     return path
 
 
-async def start(
-    served: Router, requests: Path, *more: str, by: Sequence[str] = (), out: int = PIPE
-) -> Process:
+async def start(served, requests, *more, by=(), out=PIPE):
     answers = requests.with_name("out.jsonl")
     command = [*by, BATON, "batch", requests, answers, "--url", f"{served.url}/v1", *more]
     return await asyncio.create_subprocess_exec(*map(str, command), stderr=out)
 
 
-async def end(process: Process) -> tuple[int, str]:
+async def end(process):
     async with asyncio.timeout(30 * PATIENCE):
         _, said = await process.communicate()
     return process.returncode or 0, (said or b"").decode()
 
 
-async def run(served: Router, requests: Path, *more: str) -> tuple[int, str]:
-    return await end(await start(served, requests, *more))
+async def run(served, requests, *more):
+    answers = requests.with_name("out.jsonl")
+    line = ("batch", requests, answers, "--url", f"{served.url}/v1", *more)
+    done = await asyncio.to_thread(zygote.shared().command, *map(str, line))
+    return done.returncode, done.stderr
 
 
-def answered(requests: Path) -> list[str]:
+def answered(requests):
     lines = requests.with_name("out.jsonl").read_text().splitlines()
     return sorted(json.loads(line)["custom_id"] for line in lines)
 
 
-async def test_all_good(served: Router, tmp_path: Path) -> None:
+async def test_all_good(served, tmp_path):
     prompts = [f"word-{number}" for number in range(200)]
     requests = write(tmp_path / "in.jsonl", *prompts)
     status, said = await run(served, requests, "--api-key", "own")
@@ -61,7 +57,7 @@ async def test_all_good(served: Router, tmp_path: Path) -> None:
     assert served.most <= 64
 
 
-async def test_a_failed_request_leaves_the_others_alone(served: Router, tmp_path: Path) -> None:
+async def test_a_failed_request_leaves_the_others_alone(served, tmp_path):
     requests = write(tmp_path / "in.jsonl", "a", "bad", "full", "broken", "b")
     status, said = await run(served, requests)
     assert status == 1
@@ -74,7 +70,7 @@ async def test_a_failed_request_leaves_the_others_alone(served: Router, tmp_path
     assert served.seen.total() == seen
 
 
-def test_source_of_the_api_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_of_the_api_key(tmp_path, monkeypatch):
     keys = tmp_path / "keys"
     keys.write_text("# new\nof-the-file\nolder\n")
     monkeypatch.setenv("VLLM_API_KEY", "of-vllm")
@@ -86,7 +82,7 @@ def test_source_of_the_api_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         _key("own", str(keys), settings)
 
 
-async def test_bad_input_starts_nothing(served: Router, tmp_path: Path) -> None:
+async def test_bad_input_starts_nothing(served, tmp_path):
     requests = write(tmp_path / "in.jsonl", "a", "a")
     status, said = await run(served, requests)
     assert status == 2
@@ -98,7 +94,7 @@ async def test_bad_input_starts_nothing(served: Router, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda how: how.name
 )
-async def test_a_stopped_batch_is_resumed(served: Router, tmp_path: Path, how: signal.Signals) -> None:
+async def test_a_stopped_batch_is_resumed(served, tmp_path, how):
     quick = [f"word-{number}" for number in range(50)]
     slow = [f"held-{number}" for number in range(8)]
     requests = write(tmp_path / "in.jsonl", *quick, *slow, *(f"more-{number}" for number in range(50)))
@@ -121,7 +117,7 @@ async def test_a_stopped_batch_is_resumed(served: Router, tmp_path: Path, how: s
     assert {served.seen[prompt] for prompt in slow} == {2}
 
 
-async def test_half_characters_neither_end_a_batch_nor_its_resumption(served: Router, tmp_path: Path) -> None:
+async def test_half_characters_neither_end_a_batch_nor_its_resumption(served, tmp_path):
     """JSON can hold an unpaired surrogate, and UTF-8 cannot."""
     requests = write(tmp_path / "in.jsonl", "\ud83d", "halves", "a")
     results = requests.with_name("out.jsonl")
@@ -137,9 +133,7 @@ async def test_half_characters_neither_end_a_batch_nor_its_resumption(served: Ro
     assert answered(requests) == ["a", "halves", "\ud83d"]
 
 
-async def test_a_batch_whose_progress_nobody_reads_is_done_all_the_same(
-    served: Router, tmp_path: Path
-) -> None:
+async def test_a_batch_whose_progress_nobody_reads_is_done_all_the_same(served, tmp_path):
     requests = write(tmp_path / "in.jsonl", "a", "b")
     with full_pipe() as writing:
         status, _ = await end(await start(served, requests, out=writing))

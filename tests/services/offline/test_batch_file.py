@@ -1,10 +1,4 @@
-"""OpenAI's batch format: refusals, and where a batch is resumed."""
-
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,23 +9,23 @@ from baton.services.offline.errors import InputError, RequestError
 SERVED = ["baton-demo"]
 
 
-def line(custom_id: Any = "1", **changed: Any) -> dict[str, Any]:
+def line(custom_id="1", **changed):
     body = {"model": "baton-demo", "prompt": "x"}
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body, **changed}
 
 
-def write(path: Path, *lines: Any) -> Path:
+def write(path, *lines):
     path.write_text("".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in lines))
     return path
 
 
-def problems(tmp_path: Path, *lines: Any) -> list[str]:
+def problems(tmp_path, *lines):
     with pytest.raises(InputError) as error:
         check(write(tmp_path / "in.jsonl", *lines), SERVED)
     return [one.strip() for one in str(error.value).splitlines()[1:]]
 
 
-def test_a_good_file(tmp_path: Path) -> None:
+def test_a_good_file(tmp_path):
     chat = {"url": "/v1/chat/completions", "body": {"messages": []}}
     path = write(tmp_path / "in.jsonl", line("1"), "", line("2", **chat))
     assert check(path, SERVED) == {"1", "2"}
@@ -56,12 +50,12 @@ def test_a_good_file(tmp_path: Path) -> None:
         (line(body={"prompt": "x", "model": "gpt"}), "model 'gpt' is not served"),
     ],
 )
-def test_invalid_lines_are_refused(tmp_path: Path, wrong: Any, said: str) -> None:
+def test_invalid_lines_are_refused(tmp_path, wrong, said):
     (problem,) = problems(tmp_path, line("0"), wrong)
     assert problem.startswith(f"line 2: {said}")
 
 
-def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path):
     assert problems(tmp_path, line("a"), "{", line("b"), line("a")) == [
         "line 2: not a JSON object",
         "line 4: custom_id 'a' is also on line 1",
@@ -71,14 +65,14 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     assert many[-1] == "and 10 more"
 
 
-def test_unreadable_and_empty_files_are_refused(tmp_path: Path) -> None:
+def test_unreadable_and_empty_files_are_refused(tmp_path):
     with pytest.raises(InputError, match="contains no request"):
         check(write(tmp_path / "empty.jsonl", ""), SERVED)
     with pytest.raises(InputError, match="cannot read"):
         check(tmp_path / "absent.jsonl", SERVED)
 
 
-def test_format_of_results(tmp_path: Path) -> None:
+def test_format_of_results(tmp_path):
     path = tmp_path / "out.jsonl"
     with Output.resume(path, {"1", "2", "3"}) as output:
         assert output.write("1", HttpResponse(200, {"id": "cmpl-7", "choices": []}))
@@ -99,7 +93,7 @@ def test_format_of_results(tmp_path: Path) -> None:
         assert (output.done, output.failed) == ({"1", "2", "3"}, 2)
 
 
-def test_a_file_cut_anywhere_is_resumed(tmp_path: Path) -> None:
+def test_a_file_cut_anywhere_is_resumed(tmp_path):
     """Whole lines are kept, wherever the writer was killed; the request of a torn line is repeated."""
     path = tmp_path / "out.jsonl"
     ids = {"1", "2", "ä"}
@@ -117,7 +111,7 @@ def test_a_file_cut_anywhere_is_resumed(tmp_path: Path) -> None:
         assert sorted(found) == sorted(ids)
 
 
-def test_results_of_another_batch_are_not_touched(tmp_path: Path) -> None:
+def test_results_of_another_batch_are_not_touched(tmp_path):
     path = write(tmp_path / "out.jsonl", {"custom_id": "other", "response": None})
     before = path.read_bytes()
     with pytest.raises(InputError, match="line 1 belongs to none of these requests"):
@@ -128,7 +122,7 @@ def test_results_of_another_batch_are_not_touched(tmp_path: Path) -> None:
     assert before
 
 
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
+def test_one_writer_at_a_time(tmp_path):
     path = tmp_path / "out.jsonl"
     with Output.resume(path, {"1"}), pytest.raises(InputError, match="another batch writes"):
         Output.resume(path, {"1"})

@@ -1,50 +1,44 @@
-"""The HTTP client: bounded concurrency, retries, and when they end."""
-
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 from baton.services.offline import client as client_module
-from baton.services.offline.client import MAX_LOST, Client, Endpoint, HttpResponse, each
+from baton.services.offline.client import MAX_LOST, Client, Endpoint, each
 from baton.services.offline.errors import DeploymentEnded, RequestError, Unavailable
 from baton.services.offline.prompts import COMPLETIONS
 from harness.support import PATIENCE, free_port
-from tests.services.offline.router import Router
 
 TIMEOUT_S = 600.0
 
 
 @pytest.fixture
-async def client(served: Router) -> AsyncIterator[Client]:
+async def client(served):
     async with Client(Endpoint(served.url, TIMEOUT_S), 3) as one:
         yield one
 
 
-async def ask(client: Client, prompt: str) -> HttpResponse:
+async def ask(client, prompt):
     return await client.post(COMPLETIONS, {"prompt": prompt})
 
 
-async def test_503_is_retried(served: Router, client: Client) -> None:
+async def test_503_is_retried(served, client):
     assert (await ask(client, "full")).ok
     assert served.seen["full"] == 3
 
 
-async def test_an_error_status_is_a_response(served: Router, client: Client) -> None:
+async def test_an_error_status_is_a_response(served, client):
     answer = await ask(client, "bad")
     assert (answer.status, str(answer.error())) == (400, "too long")
     assert served.seen["bad"] == 1
 
 
-async def test_a_broken_connection_is_retried_a_few_times(served: Router, client: Client) -> None:
+async def test_a_broken_connection_is_retried_a_few_times(served, client):
     with pytest.raises(RequestError, match="connection was lost 3 times"):
         await ask(client, "broken")
     assert served.seen["broken"] == MAX_LOST
 
 
-async def test_without_any_response_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_any_response_it_is_unavailable(monkeypatch):
     monkeypatch.setattr(client_module, "PATIENCE_S", 0.5)
     monkeypatch.setattr(client_module, "_PAUSE_S", 0.1)
     async with Client(Endpoint(f"http://127.0.0.1:{free_port()}", TIMEOUT_S), 4) as client:
@@ -52,8 +46,8 @@ async def test_without_any_response_it_is_unavailable(monkeypatch: pytest.Monkey
             await ask(client, "x")
 
 
-async def test_the_error_says_why_a_deployment_ended() -> None:
-    def check() -> None:
+async def test_the_error_says_why_a_deployment_ended():
+    def check():
         raise DeploymentEnded("decode-0 died 4 times")
 
     async with Client(Endpoint(f"http://127.0.0.1:{free_port()}", TIMEOUT_S, check=check), 4) as client:
@@ -61,16 +55,16 @@ async def test_the_error_says_why_a_deployment_ended() -> None:
             await ask(client, "x")
 
 
-async def texts(client: Client, prompt: str) -> list[str]:
+async def texts(client, prompt):
     return [event["text"] async for event in client.stream(COMPLETIONS, {"prompt": prompt})]
 
 
-async def test_a_stream_may_be_split_anywhere_and_has_comments(client: Client) -> None:
+async def test_a_stream_may_be_split_anywhere_and_has_comments(client):
     """A router sends comments while a request waits (sse_keep_alive_interval)."""
     assert await texts(client, "streamed") == ["a", "b"]
 
 
-async def test_an_invalid_stream_ends_one_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_invalid_stream_ends_one_request(client, monkeypatch):
     with pytest.raises(RequestError, match="is not a JSON object: 'oops'"):
         await texts(client, "garbled")
     monkeypatch.setattr(client_module, "MOST_BYTES", 1024)
@@ -78,7 +72,7 @@ async def test_an_invalid_stream_ends_one_request(client: Client, monkeypatch: p
         await texts(client, "endless")
 
 
-async def test_concurrency_is_bounded(served: Router, client: Client) -> None:
+async def test_concurrency_is_bounded(served, client):
     served.crowd = 3
     held = [asyncio.create_task(ask(client, f"held-{number}")) for number in range(10)]
     async with asyncio.timeout(10 * PATIENCE):
@@ -88,11 +82,11 @@ async def test_concurrency_is_bounded(served: Router, client: Client) -> None:
     assert served.most == 3
 
 
-async def test_an_item_is_taken_when_there_is_room() -> None:
-    taken: list[int] = []
+async def test_an_item_is_taken_when_there_is_room():
+    taken = []
     five, release = asyncio.Event(), asyncio.Event()
 
-    async def work(item: int) -> None:
+    async def work(item):
         taken.append(item)
         if len(taken) == 5:
             five.set()
@@ -107,8 +101,8 @@ async def test_an_item_is_taken_when_there_is_room() -> None:
     assert taken == list(range(100))
 
 
-async def test_the_first_exception_cancels_all() -> None:
-    async def work(item: int) -> None:
+async def test_the_first_exception_cancels_all():
+    async def work(item):
         if item == 3:
             raise Unavailable("gone")
         await asyncio.Event().wait()

@@ -1,7 +1,4 @@
-"""Changes between two sets of rows, in words."""
-
-from baton.services.overview.changes import BAD, INFO, changes
-from baton.services.overview.workers import Row
+from baton.services.overview.workers import BAD, INFO, Row, changes
 
 
 def row(worker_id, **values):

@@ -1,5 +1,3 @@
-"""Rows of workers: rates between snapshots, and workers that have left."""
-
 from baton.protos import scheduler_pb2 as pb
 from baton.services.overview.workers import COLUMNS, GONE, GONE_S, Workers
 from harness.scheduling import Clock

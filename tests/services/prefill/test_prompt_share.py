@@ -1,7 +1,5 @@
 """A prompt's share of a step follows from measured fixed costs and times per token."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -11,9 +9,7 @@ from baton.services.prefill.prompt_share import PromptShare
 LEAST, MOST = 512, 2048
 
 
-def learned(
-    fixed_s: float, each_s: float, sizes: list[int], steps: int = 60, noise: float = 0.05
-) -> PromptShare:
+def learned(fixed_s, each_s, sizes, steps=60, noise=0.05):
     draw, share = random.Random(7), PromptShare(LEAST, MOST)
     for number in range(steps):
         tokens = sizes[number % len(sizes)]
@@ -29,13 +25,11 @@ def learned(
         (30e-3, 30e-6, 800, 1250),  # a step of 1,000 tokens takes twice the least time
     ],
 )
-def test_a_share_takes_as_long_as_a_step_without_tokens(
-    fixed_s: float, each_s: float, low: int, high: int
-) -> None:
+def test_a_share_takes_as_long_as_a_step_without_tokens(fixed_s, each_s, low, high):
     assert low <= learned(fixed_s, each_s, [64, 512, 300, 2048]).tokens <= high
 
 
-def test_steps_that_wait_for_a_compiler_are_ignored() -> None:
+def test_steps_that_wait_for_a_compiler_are_ignored():
     share = learned(30e-3, 30e-6, [64, 512, 300, 2048])
     before = share.tokens
     for tokens in (64, 2048):
@@ -43,6 +37,6 @@ def test_steps_that_wait_for_a_compiler_are_ignored() -> None:
     assert share.tokens == pytest.approx(before, rel=0.05)
 
 
-def test_few_steps_or_steps_of_one_size_change_nothing() -> None:
+def test_few_steps_or_steps_of_one_size_change_nothing():
     assert learned(25e-3, 0.0, [64, 2048], steps=6).tokens == LEAST
     assert learned(25e-3, 0.0, [512]).tokens == LEAST

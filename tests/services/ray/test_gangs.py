@@ -1,7 +1,3 @@
-"""The orders for the workers of a gang, from that of its place."""
-
-from __future__ import annotations
-
 from baton.services.config import REVEAL, load
 from baton.services.fleet.node import PartOrder
 from baton.services.ray.gangs import members_of
@@ -9,7 +5,7 @@ from baton.services.ray.gangs import members_of
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def place(size: int, gpus: str = "", cores: int = 1, **engine: int) -> PartOrder:
+def place(size, gpus="", cores=1, **engine):
     settings = load({"engine": {"data_parallel_size": size, **engine}, "worker": {"listen": "10.0.0.1:0"}})
     environment = {VISIBLE: gpus} if gpus else {}
     return PartOrder(
@@ -17,12 +13,12 @@ def place(size: int, gpus: str = "", cores: int = 1, **engine: int) -> PartOrder
     )
 
 
-def test_a_plain_worker_is_its_place() -> None:
+def test_a_plain_worker_is_its_place():
     one = place(1, "0,1")
     assert members_of(one) == [one]
 
 
-def test_members_share_the_gpus_and_cores() -> None:
+def test_members_share_the_gpus_and_cores():
     found = members_of(place(2, "4,5,6,7", 5))
     seats = [(one.name, one.tree.worker.gang, one.tree.worker.gang_rank) for one in found]
     assert seats == [("decode-0.r0", "decode-0", 0), ("decode-0.r1", "decode-0", 1)]
@@ -32,12 +28,12 @@ def test_members_share_the_gpus_and_cores() -> None:
     ] * 2
 
 
-def test_without_gpus_each_has_a_core() -> None:
+def test_without_gpus_each_has_a_core():
     found = members_of(place(3))
     assert [(one.environment, one.cores) for one in found] == [({}, 1)] * 3
 
 
-def test_each_node_has_its_members() -> None:
+def test_each_node_has_its_members():
     four = place(4, "0,1", nodes=2)
     assert [one.name for one in members_of(four, 0)] == ["decode-0.r0", "decode-0.r1"]
     assert [(one.tree.worker.gang_rank, one.environment) for one in members_of(four, 1)] == [

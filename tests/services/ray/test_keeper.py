@@ -1,7 +1,5 @@
 """The keeper of a node, which needs no Ray: it is a plain class that starts `baton node`."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io
@@ -10,9 +8,6 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -25,19 +20,18 @@ from harness.support import eventually, listening
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Iterator[Keeper]:
+def keeper(tmp_path):
     one = Keeper(str(tmp_path), str(tmp_path))
     yield one
     one.end()
 
 
-def scheduler(port: int) -> dict[str, Any]:
+def scheduler(port):
     settings = load({"scheduler": {"address": f"127.0.0.1:{port}"}}).model_dump(mode="json", context=REVEAL)
     return PartOrder("scheduler", "scheduler", settings).to_json()
 
 
-def nodes() -> list[psutil.Process]:
-    """Return the `baton node` processes of this test."""
+def nodes():
     found = []
     for one in psutil.Process().children():
         with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):  # another test started it
@@ -46,8 +40,21 @@ def nodes() -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.timeout(60)
-def test_a_node_that_dies_is_started_again_with_its_parts(keeper: Keeper) -> None:
+def until(keeper, states, what):
+    """Wait until the keeper reports these states; return what was said until then."""
+    said = []
+
+    def so():
+        report = keeper.report()
+        assert not report.failed
+        said.extend(report.said)
+        return report.states == states
+
+    eventually(so, 20, what)
+    return said
+
+
+def test_a_node_that_dies_is_started_again_with_its_parts(keeper):
     port = keeper.port("127.0.0.1")
     assert port != keeper.port("127.0.0.1")
     keeper.run(0, [scheduler(port)])
@@ -55,24 +62,16 @@ def test_a_node_that_dies_is_started_again_with_its_parts(keeper: Keeper) -> Non
     (first,) = nodes()
     first.kill()
     eventually(lambda: not listening(port), 10, "its parts die with it")
-
-    def runs_again() -> bool:
-        report = keeper.report()
-        assert not report.failed
-        return report.states == {"scheduler": "running"} and listening(port)
-
-    eventually(runs_again, 20, "it runs again")
+    until(keeper, {"scheduler": "running"}, "it runs again")
+    eventually(lambda: listening(port), 20, "it listens again")
     assert keeper.report().order == 0
 
 
-@pytest.mark.timeout(60)
-def test_a_start_without_room_for_a_process_is_tried_again(
-    keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_without_room_for_a_process_is_tried_again(keeper, tmp_path, monkeypatch):
     """It also survives a cleaner that removes its log folder."""
     start, left = subprocess.Popen, [1]
 
-    def failing(*args: Any, **options: Any) -> Any:
+    def failing(*args, **options):
         if left[0]:
             left[0] -= 1
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -82,29 +81,21 @@ def test_a_start_without_room_for_a_process_is_tried_again(
     monkeypatch.setattr(subprocess, "Popen", failing)
     shutil.rmtree(tmp_path / socket.gethostname())
     keeper.run(0, [scheduler(keeper.port("127.0.0.1"))])
-    said: list[tuple[str, str]] = []
-
-    def runs() -> bool:
-        report = keeper.report()
-        said.extend(report.said)
-        return report.states == {"scheduler": "running"}
-
-    eventually(runs, 20, "it runs")
+    said = until(keeper, {"scheduler": "running"}, "it runs")
     assert said[0] == ("node", "not started: Resource temporarily unavailable; retrying in 0.1 s")
 
 
-@pytest.mark.timeout(60)
-def test_what_a_library_prints_among_the_events_does_no_harm(keeper: Keeper) -> None:
+def test_what_a_library_prints_among_the_events_does_no_harm(keeper):
     """The pipe must still be read, or the node would block."""
 
     class Printed:
         stdout = io.StringIO(f"warning: odd\n{json.dumps({'event': 'said', 'name': 'a', 'text': 'b'})}\n")
 
-    keeper._hear(Printed())  # type: ignore[arg-type]
+    keeper._hear(Printed())
     assert keeper.report().said == [("node", "warning: odd"), ("a", "b")]
 
 
-def test_a_taken_port_is_reported_before_a_part_starts(keeper: Keeper) -> None:
+def test_a_taken_port_is_reported_before_a_part_starts(keeper):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         why = keeper.why_not("router.port", "127.0.0.1", port)
@@ -113,20 +104,12 @@ def test_a_taken_port_is_reported_before_a_part_starts(keeper: Keeper) -> None:
     assert "192.0.2.7" in keeper.why_not("router.port", "192.0.2.7", port)  # not an address of this machine
 
 
-@pytest.mark.timeout(60)
-def test_an_order_of_nothing_ends_the_parts(keeper: Keeper) -> None:
+def test_an_order_of_nothing_ends_the_parts(keeper):
     port = keeper.port("127.0.0.1")
     keeper.run(0, [])
     assert nodes() == []  # nothing to do: no process
     keeper.run(1, [scheduler(port)])
     eventually(lambda: listening(port), 20, "the scheduler listens")
     keeper.run(2, [])
-    said: list[tuple[str, str]] = []
-
-    def ended() -> bool:
-        report = keeper.report()
-        said.extend(report.said)
-        return not report.states
-
-    eventually(ended, 20, "it has ended")
+    said = until(keeper, {}, "it has ended")
     assert said == [("scheduler", "started"), ("scheduler", "ended")]

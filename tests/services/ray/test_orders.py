@@ -1,9 +1,3 @@
-"""Autoscaling on Ray: places, the scheduler's orders, and requests to Ray's autoscaler."""
-
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
@@ -17,22 +11,27 @@ from harness.deployment import MODEL
 CPU = {"CPU": 1.0}
 
 
-def made(prefill: dict[str, Any] | None = None, least: int = 1) -> OrderedWorkers:
-    limits = {"deployment_config": {"autoscaling_config": {"min_replicas": least, "max_replicas": 2}}}
+def limited(least, most):
+    return {"deployment_config": {"autoscaling_config": {"min_replicas": least, "max_replicas": most}}}
+
+
+def made(prefill=None, least=1, decode=2, encode=None):
+    limits = limited(least, 2)
     tree = {
         "engine": {"model": str(MODEL)},
         "autoscale": {"mode": "on"},
         "prefill_config": {**limits, **(prefill or {})},
-        "decode_config": limits,
+        "decode_config": limited(least, decode),
+        **({"encode_config": encode} if encode else {}),
     }
     return OrderedWorkers(read(tree))
 
 
-def places(one: OrderedWorkers) -> dict[str, list[pb.Role]]:
+def places(one):
     return {place.name: list(place.roles) for place in one._places}
 
 
-def test_places_of_like_sides_take_either_role() -> None:
+def test_places_of_like_sides_take_either_role():
     one = made()
     assert one.roles == {"prefill-0": "prefill", "decode-0": "decode"}
     assert places(one) == {"prefill-0": [], "decode-0": [], "worker-2": [], "worker-3": []}
@@ -50,7 +49,7 @@ def test_places_of_like_sides_take_either_role() -> None:
     ],
     ids=lambda one: next(iter(one)),
 )
-def test_places_of_sides_that_differ_belong_to_one(prefill: dict[str, Any]) -> None:
+def test_places_of_sides_that_differ_belong_to_one(prefill):
     assert places(made(prefill)) == {
         "prefill-0": [pb.ROLE_PREFILL],
         "prefill-1": [pb.ROLE_PREFILL],
@@ -65,23 +64,23 @@ class Schedulers:
     tests/e2e/test_ray_autoscale.py has real ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.reply = pb.OrdersReply()
 
-    async def orders(self, fleet_id: str, places: list[pb.Place]) -> pb.OrdersReply:
+    async def orders(self, fleet_id, places):
         assert fleet_id
         assert places
         return self.reply
 
 
-async def test_late_orders_and_unknown_places_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_late_orders_and_unknown_places_are_ignored(monkeypatch):
     monkeypatch.setattr(orders, "ORDERS_S", 0.0)
     one, schedulers = made(), Schedulers()
 
-    async def told(fence: int, **orders: pb.Role) -> dict[str, str]:
+    async def told(fence, **orders):
         named = [pb.Order(name=name.replace("_", "-"), role=role) for name, role in orders.items()]
         schedulers.reply = pb.OrdersReply(fence=fence, orders=named)
-        await one.ask(schedulers)  # type: ignore[arg-type]
+        await one.ask(schedulers)
         return one.roles
 
     first = {"prefill-0": "prefill", "decode-0": "decode"}
@@ -95,57 +94,41 @@ async def test_late_orders_and_unknown_places_are_ignored(monkeypatch: pytest.Mo
     assert await told(8) == {}
 
 
-async def test_encode_workers_get_no_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_encode_workers_get_no_orders(monkeypatch):
     monkeypatch.setattr(orders, "ORDERS_S", 0.0)
-    limits = {"deployment_config": {"autoscaling_config": {"max_replicas": 2}}}
-    tree = {
-        "engine": {"model": str(MODEL)},
-        "autoscale": {"mode": "on"},
-        "prefill_config": limits,
-        "decode_config": limits,
-        "encode_config": {"deployment_config": {"num_replicas": 2}},
-    }
-    one, schedulers = OrderedWorkers(read(tree)), Schedulers()
+    one = made(encode={"deployment_config": {"num_replicas": 2}})
+    schedulers = Schedulers()
     assert list(places(one)) == ["prefill-0", "decode-0", "worker-2", "worker-3"]
     encoders = {"encode-0": "encode", "encode-1": "encode"}
     assert one.roles == {"prefill-0": "prefill", "decode-0": "decode"} | encoders
     schedulers.reply = pb.OrdersReply(fence=1, orders=[pb.Order(name="decode-0", role=pb.ROLE_DECODE)])
-    await one.ask(schedulers)  # type: ignore[arg-type]
+    await one.ask(schedulers)
     assert one.roles == {"decode-0": "decode"} | encoders
     assert one.numbers == {"prefill": 0, "decode": 1, "encode": 2}
 
 
-async def test_encode_workers_with_limits_get_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_encode_workers_with_limits_get_orders(monkeypatch):
     monkeypatch.setattr(orders, "ORDERS_S", 0.0)
-    tree = {
-        "engine": {"model": str(MODEL)},
-        "autoscale": {"mode": "on"},
-        "prefill_config": {"deployment_config": {"autoscaling_config": {"max_replicas": 2}}},
-        "decode_config": {"deployment_config": {"autoscaling_config": {"max_replicas": 1}}},
-        "encode_config": {
-            "deployment_config": {"autoscaling_config": {"min_replicas": 0, "max_replicas": 2}}
-        },
-    }
-    one, schedulers = OrderedWorkers(read(tree)), Schedulers()
+    one, schedulers = made(decode=1, encode=limited(0, 2)), Schedulers()
     own = {"encode-0": [pb.ROLE_ENCODE], "encode-1": [pb.ROLE_ENCODE]}
     assert places(one) == {"prefill-0": [], "decode-0": [], "worker-2": []} | own
     assert one.roles == {"prefill-0": "prefill", "decode-0": "decode"}
     schedulers.reply = pb.OrdersReply(fence=1, orders=[pb.Order(name="encode-1", role=pb.ROLE_ENCODE)])
-    await one.ask(schedulers)  # type: ignore[arg-type]
+    await one.ask(schedulers)
     assert one.numbers == {"prefill": 0, "decode": 0, "encode": 1}
 
 
-async def test_orders_are_asked_for_about_once_a_second() -> None:
+async def test_orders_are_asked_for_about_once_a_second():
     one, schedulers = made(), Schedulers()
     schedulers.reply = pb.OrdersReply(fence=1)
-    await one.ask(schedulers)  # type: ignore[arg-type]
+    await one.ask(schedulers)
     schedulers.reply = pb.OrdersReply(fence=1, orders=[pb.Order(name="decode-0", role=pb.ROLE_DECODE)])
-    await one.ask(schedulers)  # type: ignore[arg-type]
+    await one.ask(schedulers)
     assert one.roles == {}
 
 
-def test_ray_is_asked_for_what_is_wanted_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[list[dict[str, float]], list[dict[str, str]]]] = []
+def test_ray_is_asked_for_what_is_wanted_when_it_changed(monkeypatch):
+    calls = []
     now = 100.0
     monkeypatch.setattr(orders.time, "monotonic", lambda: now)
     room = Room(lambda bundles, labels: calls.append((bundles, labels)))
@@ -168,17 +151,15 @@ def test_ray_is_asked_for_what_is_wanted_when_it_changed(monkeypatch: pytest.Mon
 
 
 class Deciding(Remote):
-    """A stand-in for a deployment that only has a state."""
-
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode):
         super().__init__(None, "")
         self._mode = mode
 
-    def status(self) -> dict[str, Any]:
+    def status(self):
         return {"autoscale": self._mode, "bounds": {"prefill": [1, 2], "decode": [1, 2]}}
 
 
-def test_numbers_are_not_set_by_hand_where_the_scheduler_decides() -> None:
+def test_numbers_are_not_set_by_hand_where_the_scheduler_decides():
     with pytest.raises(
         ServiceError, match=r"autoscale\.mode is on.* start with autoscale\.mode off or advise"
     ):

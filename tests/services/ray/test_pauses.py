@@ -1,11 +1,6 @@
-"""The control loop of a deployment on Ray while its turns fail."""
-
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 
@@ -14,7 +9,7 @@ from baton.services.ray.deployment import Deployment
 from baton.services.ray.pauses import MOST_S, TURN_S, Pauses
 
 
-def test_failures_are_reported_and_turns_become_rarer() -> None:
+def test_failures_are_reported_and_turns_become_rarer():
     now, told = 0.0, []
     one = Pauses(lambda _, text: told.append(text), lambda: now)
     assert one.went_well() == TURN_S
@@ -34,16 +29,16 @@ def test_failures_are_reported_and_turns_become_rarer() -> None:
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
+def loop(monkeypatch):
     """A deployment that only runs its loop; each turn fails."""
-    made: Any = Deployment.__new__(Deployment)
+    made = Deployment.__new__(Deployment)
     made.scheduler_address = "127.0.0.1:1"
     made._trust, made._chosen = nullcontext(), None
     made._stopping = threading.Event()
     made._failure, made.ended, made.told, made.count = "", False, [], 0
     made._tell = lambda name, text: made.told.append((name, text))
 
-    def turn() -> None:
+    def turn():
         made.count += 1
         if made.count > 150:
             made._stopping.set()
@@ -56,7 +51,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def test_a_healthy_data_plane_outlives_the_loop_s_failures(loop: Any) -> None:
+def test_a_healthy_data_plane_outlives_the_loop_s_failures(loop):
     loop._ready = True
     asyncio.run(loop._run())
     assert loop.count > 150
@@ -64,7 +59,7 @@ def test_a_healthy_data_plane_outlives_the_loop_s_failures(loop: Any) -> None:
     assert "control service is away" in loop.told[0][1]
 
 
-def test_a_start_whose_turns_keep_failing_ends(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_whose_turns_keep_failing_ends(loop, monkeypatch):
     loop._ready = False
     monkeypatch.setattr(deployment, "START_FAILS_S", 0.02)
     asyncio.run(loop._run())

@@ -1,31 +1,24 @@
 """The ingress forwards every request at once: it has no queue of its own."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
 
 import pytest
 from aiohttp import web
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
 
-from baton import addresses
 from baton.services.ray.proxy import Proxy
+from harness.serving import serving
 
 MOST = 1 << 20
 STREAMS = 120  # more than aiohttp's default limit of connections
 
 
 class Backend:
-    """A router whose answers begin at once, and end when the test says so."""
-
-    def __init__(self) -> None:
-        self.seen: list[web.Request] = []
+    def __init__(self):
+        self.seen = []
         self.end = asyncio.Event()
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request):
         await request.read()
         self.seen.append(request)
         response = web.StreamResponse(status=201, headers={"X-Kept": "yes"})
@@ -37,28 +30,23 @@ class Backend:
 
 
 @pytest.fixture
-async def backend() -> AsyncIterator[tuple[Backend, str]]:
+async def backend():
     made = Backend()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield made, addresses.join(*runner.addresses[0][:2])
-    made.end.set()
-    await runner.cleanup()
+    async with serving(made.answer) as address:
+        yield made, address
+        made.end.set()
 
 
-def asked(path: str, query: bytes = b"") -> Request:
-    async def receive() -> Mapping[str, Any]:
+def asked(path, query=b""):
+    async def receive():
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
     headers = [(b"host", b"somewhere"), (b"x-client", b"me")]
     scope = {"type": "http", "method": "POST", "path": path, "query_string": query, "headers": headers}
-    return Request({**scope, "scheme": "http", "server": ("127.0.0.1", 1)}, receive)  # type: ignore[arg-type]
+    return Request({**scope, "scheme": "http", "server": ("127.0.0.1", 1)}, receive)
 
 
-async def test_as_many_streams_as_come_are_open(backend: tuple[Backend, str]) -> None:
+async def test_as_many_streams_as_come_are_open(backend):
     there, address = backend
     proxy = Proxy(f"http://{address}", MOST)
     try:
@@ -78,19 +66,16 @@ async def test_as_many_streams_as_come_are_open(backend: tuple[Backend, str]) ->
     assert (there.seen[0].headers["x-client"], there.seen[0].host) == ("me", address)
 
 
-async def body_of(answer: Response) -> bytes:
-    assert isinstance(answer, StreamingResponse)
-    return b"".join([bytes(piece) async for piece in answer.body_iterator])  # type: ignore[arg-type]
+async def body_of(answer):
+    return b"".join([bytes(piece) async for piece in answer.body_iterator])
 
 
 @pytest.mark.parametrize("declared", [True, False])
-async def test_a_body_that_the_router_would_refuse_is_not_kept(
-    backend: tuple[Backend, str], declared: bool
-) -> None:
+async def test_a_body_that_the_router_would_refuse_is_not_kept(backend, declared):
     made, address = backend
     pieces = 0
 
-    async def receive() -> Mapping[str, Any]:
+    async def receive():
         nonlocal pieces
         pieces += 1
         return {"type": "http.request", "body": bytes(1 << 16), "more_body": True}
@@ -98,7 +83,7 @@ async def test_a_body_that_the_router_would_refuse_is_not_kept(
     length = [(b"content-length", b"%d" % (MOST + 1))] if declared else []
     scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": length}
     proxy = Proxy(f"http://{address}", MOST)
-    answer = await proxy.hand_on(Request(scope, receive))  # type: ignore[arg-type]
+    answer = await proxy.hand_on(Request(scope, receive))
     await proxy.close()
     assert answer.status_code == 413
     assert pieces <= (MOST >> 16) + 1

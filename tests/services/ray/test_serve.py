@@ -1,9 +1,6 @@
 """The number of workers and the options that Serve is given. test_ray_serve.py runs the parts."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -15,7 +12,7 @@ from harness.deployment import MODEL
     ("placed", "wanted"),
     [({}, 1), ({"a": 0.0}, 1), ({"a": 4.0}, 2), ({"a": 4.0, "b": 4.1}, 5), ({"a": 90.0}, 6)],
 )
-def test_as_many_as_bring_the_requests_down_to_the_target(placed: dict[str, float], wanted: int) -> None:
+def test_as_many_as_bring_the_requests_down_to_the_target(placed, wanted):
     """The target is two requests each, the bounds are 1 and 6. `placed`: requests by replica."""
     context = SimpleNamespace(
         aggregated_metrics={"requests": placed},
@@ -28,8 +25,7 @@ def test_as_many_as_bring_the_requests_down_to_the_target(placed: dict[str, floa
     assert by_requests(context) == (1, {})
 
 
-def deployments(**more: Any) -> dict[str, Any]:
-    """Return an application's deployments in Serve, by name."""
+def deployments(**more):
     side = {
         "model_loading_config": {"model_id": "demo", "model_source": str(MODEL)},
         "placement_group_config": {"bundles": [{"CPU": 2, "slot": 1}]},
@@ -44,14 +40,14 @@ def deployments(**more: Any) -> dict[str, Any]:
     return {"router": router} | {name: one._bound_deployment for name, one in found}
 
 
-def test_the_proxy_hands_on_as_many_requests_as_come() -> None:
+def test_the_proxy_hands_on_as_many_requests_as_come():
     """Serve's default is 5 per ingress replica; others would wait in its proxy, unseen by the router."""
     assert deployments()["router"].max_ongoing_requests == UNBOUNDED
     bounded = deployments(ingress_deployment_config={"max_ongoing_requests": 7, "num_replicas": 2})["router"]
     assert (bounded.max_ongoing_requests, bounded.num_replicas) == (7, 2)
 
 
-def test_workers_reserve_their_bundle_and_keep_the_options_given() -> None:
+def test_workers_reserve_their_bundle_and_keep_the_options_given():
     found = deployments()
     for name in ("prefill", "decode"):
         actor = found[name].ray_actor_options
@@ -72,7 +68,7 @@ def test_workers_reserve_their_bundle_and_keep_the_options_given() -> None:
     assert found["prefill"].num_replicas == 1
 
 
-def test_encode_workers_are_a_deployment_of_their_own() -> None:
+def test_encode_workers_are_a_deployment_of_their_own():
     assert "encode" not in deployments()
     given = {"deployment_config": {"num_replicas": 2}, "placement_group_config": {"bundles": [{"CPU": 3}]}}
     encode = deployments(encode_config=given)["encode"]

@@ -1,7 +1,3 @@
-"""The arguments of build_pd_openai_app: Ray's are used, ignored with a warning, or refused."""
-
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any
@@ -15,19 +11,17 @@ from baton.services.ray.serve_args import read
 from harness.deployment import MODEL
 
 KV = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-SIDE: dict[str, Any] = {
+SIDE = {
     "model_loading_config": {"model_id": "demo", "model_source": str(MODEL)},
     "engine_kwargs": {"max_num_seqs": 4, "kv_transfer_config": KV},
 }
 
 
-def args(prefill: Any = SIDE, decode: Any = SIDE, **more: Any) -> dict[str, Any]:
+def args(prefill=SIDE, decode=SIDE, **more):
     return {"prefill_config": prefill, "decode_config": decode, **more}
 
 
 class Loading(BaseModel):
-    """Like Ray's ModelLoadingConfig."""
-
     model_id: str
     model_source: str | None = None
     tokenizer_source: str | None = None
@@ -49,29 +43,27 @@ class LLMConfig(BaseModel, validate_assignment=True):
     deployment_config: dict[str, Any] = {}
     accelerator_config: Accelerator | None = None
 
-    def model_post_init(self, _context: Any) -> None:
+    def model_post_init(self, _context):
         self.accelerator_config = Accelerator(kind="gpu")
 
 
-def an_object() -> LLMConfig:
+def an_object():
     return LLMConfig(**SIDE)
 
 
-def a_file(folder: Path) -> str:
+def a_file(folder):
     path = folder / "side.yaml"
     path.write_text(yaml.safe_dump(SIDE))
     return str(path)
 
 
 @pytest.mark.parametrize("way", ["mapping", "file", "object", "all as an object"])
-def test_every_way_to_give_a_side_is_the_same(
-    way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_way_to_give_a_side_is_the_same(way, tmp_path, caplog):
     class Args(BaseModel):
         prefill_config: LLMConfig
         decode_config: LLMConfig
 
-    given: Any = {
+    given = {
         "mapping": args,
         "file": lambda: args(a_file(tmp_path), Path(a_file(tmp_path))),
         "object": lambda: args(an_object(), an_object()),
@@ -86,15 +78,7 @@ def test_every_way_to_give_a_side_is_the_same(
     assert not caplog.records
 
 
-def test_encode_workers_are_there_if_they_are_configured() -> None:
-    assert "encode" not in read(args()).options
-    side = {"model_loading_config": {"model_id": "demo", "model_source": str(MODEL)}}
-    found = read(args(side, side, encode_config={"deployment_config": {"num_replicas": 2}}))
-    assert found.options["encode"] == {"num_replicas": 2}
-    assert found.settings.engine_of("encode").model == str(MODEL)
-
-
-def test_serves_options_are_kept_for_serve() -> None:
+def test_serves_options_are_kept_for_serve():
     class Scaling(BaseModel):
         min_replicas: int = 1
         max_replicas: int = 1
@@ -115,7 +99,7 @@ def test_serves_options_are_kept_for_serve() -> None:
     }
 
 
-def test_what_has_no_meaning_is_ignored_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_has_no_meaning_is_ignored_in_one_warning(caplog):
     side = {
         **SIDE,
         "model_loading_config": {**SIDE["model_loading_config"], "tokenizer_source": "org/other"},
@@ -149,58 +133,44 @@ def test_what_has_no_meaning_is_ignored_in_one_warning(caplog: pytest.LogCapture
     assert "accelerator_config" not in record.getMessage()
 
 
-def test_a_mirror_that_names_no_bucket_leaves_the_models_name() -> None:
+def test_a_mirror_that_names_no_bucket_leaves_the_models_name():
     loading = {"model_id": str(MODEL), "model_source": {"bucket_uri": None, "extra_files": []}}
     side = {**SIDE, "model_loading_config": loading}
     assert read(args(side, side)).settings.engine_of("prefill").model == str(MODEL)
 
 
-def loading(source: Any) -> dict[str, Any]:
+def loading(source):
     return {"model_loading_config": {"model_id": "demo", "model_source": source}}
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (
-            {"lora_config": {"dynamic_lora_loading_path": "s3://a"}},
-            "lora_config: adapters are loaded at the start",
-        ),
+        ({"lora_config": {"dynamic_lora_loading_path": "s3://a"}},
+         "lora_config: adapters are loaded at the start"),
         ({"callback_config": {"callback_class": "a.B"}}, "callback_config: workers run no callbacks"),
         ({"server_cls": "a.SGLangServer"}, "server_cls: the server is Baton's own"),
         ({"llm_engine": "SGLang"}, "llm_engine: 'SGLang' is not supported"),
-        (
-            {"accelerator_config": {"kind": "tpu", "topology": "4x4"}},
-            "accelerator_config: 'tpu' is not supported",
-        ),
-        (
-            loading("gs://bucket/model"),
-            "model_source: models cannot be loaded from a bucket (gs://bucket/model)",
-        ),
-        (
-            loading({"bucket_uri": "s3://bucket/model"}),
-            "models cannot be loaded from a bucket (s3://bucket/model)",
-        ),
-        (
-            loading({"extra_files": [{"bucket_uri": "s3://b/f", "destination_path": "/f"}]}),
-            "models cannot be loaded from a bucket (s3://b/f)",
-        ),
+        ({"accelerator_config": {"kind": "tpu", "topology": "4x4"}},
+         "accelerator_config: 'tpu' is not supported"),
+        (loading("gs://bucket/model"),
+         "model_source: models cannot be loaded from a bucket (gs://bucket/model)"),
+        (loading({"bucket_uri": "s3://bucket/model"}),
+         "models cannot be loaded from a bucket (s3://bucket/model)"),
+        (loading({"extra_files": [{"bucket_uri": "s3://b/f", "destination_path": "/f"}]}),
+         "models cannot be loaded from a bucket (s3://b/f)"),
         (loading({"bucket": "s3://b"}), "model_source: unknown key 'bucket'; did you mean 'bucket_uri'"),
         (loading(["a"]), "model_source: expected a mapping, not list"),
-        (
-            {"placement_group_config": {"strategy": "SPREAD"}},
-            "prefill_config.placement_group_config.strategy",
-        ),
+        ({"placement_group_config": {"strategy": "SPREAD"}},
+         "prefill_config.placement_group_config.strategy"),
         ({"deployment_config": ["a"]}, "prefill_config.deployment_config: expected a mapping, not list"),
-        (
-            {"engine_kwargs": {"tensor_parallel_size": 2, "nnodes": 2}},
-            "prefill_config.engine_kwargs.nodes (value 2): a replica of Ray Serve is on one node",
-        ),
+        ({"engine_kwargs": {"tensor_parallel_size": 2, "nnodes": 2}},
+         "prefill_config.engine_kwargs.nodes (value 2): a replica of Ray Serve is on one node"),
         ({"engine_kwarg": {}}, "'prefill_config.engine_kwarg'; did you mean 'engine_kwargs'"),
         (loading("other/model"), "name different models"),
     ],
-)
-def test_what_cannot_be_done_is_refused(more: dict[str, Any], said: str) -> None:
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused(more, said):
     test_arguments_are_refused_in_one_line(args({**SIDE, **more}, security={"plain_ranks": True}), said)
 
 
@@ -214,7 +184,7 @@ def test_what_cannot_be_done_is_refused(more: dict[str, Any], said: str) -> None
         (args(ingress_config={}), "unknown key 'ingress_config'; did you mean 'ingress_deployment_config'"),
     ],
 )
-def test_arguments_are_refused_in_one_line(given: Any, said: str) -> None:
+def test_arguments_are_refused_in_one_line(given, said):
     with pytest.raises(ConfigError) as caught:
         read(given)
     assert said in str(caught.value)

@@ -3,11 +3,7 @@
 Placement groups are faked, because a cluster would take longer than all other tests here; e2e tests have one.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -22,25 +18,22 @@ BOTH = HERE | {"m": Machine("m", "there", "10.0.0.2")}
 
 
 class Groups:
-    """Fake placement groups: which were created and removed."""
+    def __init__(self):
+        self.there = []
+        self.bundles = {}
 
-    def __init__(self) -> None:
-        self.there: list[str] = []
-        self.bundles: dict[str, int] = {}
-
-    def reserve(self, name: str, bundles: Sequence[Mapping[str, float]], labels: Mapping[str, str]) -> Any:
+    def reserve(self, name, bundles, _labels):
         assert all(bundles)
-        del labels
         self.bundles[name] = len(bundles)
         self.there.append(name)
         return SimpleNamespace(name=name, id=SimpleNamespace(hex=lambda: name))
 
-    def give_up(self, group: Any) -> None:
+    def give_up(self, group):
         self.there.remove(group.name)
 
 
 @pytest.fixture
-def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
+def groups(monkeypatch):
     one = Groups()
     monkeypatch.setattr(cluster, "reserve", one.reserve)
     monkeypatch.setattr(cluster, "give_up", one.give_up)
@@ -48,21 +41,20 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
 
 
 @pytest.fixture
-def slots(groups: Groups) -> Slots:
-    del groups
+def slots(groups):
     return Slots(read({"engine": {"model": str(MODEL)}}), "t", lambda _name, _text: None)
 
 
-def roles(slots: Slots) -> dict[str, str]:
+def roles(slots):
     return {slot.name: slot.role for slot in slots if not slot.leaving}
 
 
-def by_number(slots: Slots, **wanted: int) -> dict[str, str]:
+def by_number(slots, **wanted):
     slots.match(slots.by_number(wanted))
     return roles(slots)
 
 
-def test_numbers_keep_the_eldest(slots: Slots, groups: Groups) -> None:
+def test_numbers_keep_the_eldest(slots, groups):
     assert by_number(slots, prefill=1, decode=2) == {
         "prefill-0": "prefill",
         "decode-0": "decode",
@@ -77,7 +69,7 @@ def test_numbers_keep_the_eldest(slots: Slots, groups: Groups) -> None:
     assert groups.there == ["t-prefill-0", "t-decode-0", "t-decode-2"]
 
 
-def test_a_worker_that_is_wanted_again_comes_after_it_has_left(slots: Slots, groups: Groups) -> None:
+def test_a_worker_that_is_wanted_again_comes_after_it_has_left(slots, groups):
     both = {"prefill-0": "prefill", "worker-1": "decode"}
     slots.match(both)
     slots.match({"prefill-0": "prefill"})
@@ -89,7 +81,7 @@ def test_a_worker_that_is_wanted_again_comes_after_it_has_left(slots: Slots, gro
     assert len(groups.there) == 2
 
 
-def test_roles_are_followed_and_the_side_stays(slots: Slots) -> None:
+def test_roles_are_followed_and_the_side_stays(slots):
     slots.match({"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"})
     changed = slots.follow({"decode-1": "prefill", "prefill-0": "mixed", "unknown": "decode"})
     assert [(slot.name, slot.role, slot.side, former) for slot, former in changed] == [
@@ -105,7 +97,7 @@ def test_roles_are_followed_and_the_side_stays(slots: Slots) -> None:
     }
 
 
-def test_it_starts_where_it_has_room_and_waits_when_its_node_died(slots: Slots) -> None:
+def test_it_starts_where_it_has_room_and_waits_when_its_node_died(slots):
     slots.match({"decode-0": "decode"})
     (slot,) = slots
     slots.locate({}, HERE)
@@ -120,7 +112,7 @@ def test_it_starts_where_it_has_room_and_waits_when_its_node_died(slots: Slots) 
     assert slots.back("decode-0", {"decode-0"}) == ""
 
 
-def test_a_gang_is_one_slot_with_one_reservation(groups: Groups) -> None:
+def test_a_gang_is_one_slot_with_one_reservation(groups):
     gang = {"engine_kwargs": {"data_parallel_size": 2, "enable_expert_parallel": True}}
     slots = Slots(
         read({"engine": {"model": str(MODEL)}, "decode_config": gang}), "t", lambda _name, _text: None
@@ -145,7 +137,7 @@ def test_a_gang_is_one_slot_with_one_reservation(groups: Groups) -> None:
     assert groups.there == ["t-prefill-0"]
 
 
-def test_a_gang_over_two_nodes_has_a_bundle_on_each(groups: Groups) -> None:
+def test_a_gang_over_two_nodes_has_a_bundle_on_each(groups):
     """Two engines of two ranks, one on each node, or one engine of which the second node has a limb."""
     wide = {"engine_kwargs": {"data_parallel_size": 2, "tensor_parallel_size": 2, "nnodes": 2}}
     long = {"engine_kwargs": {"tensor_parallel_size": 4, "nodes": 2}}
@@ -169,16 +161,13 @@ def test_a_gang_over_two_nodes_has_a_bundle_on_each(groups: Groups) -> None:
     assert slots.back("prefill-0.r0", {"prefill-0.r0"}).startswith("; back on there, here")
 
 
-def test_devices_are_asked_for_again_if_a_node_failed_to_say_them(
-    groups: Groups, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del groups
+def test_devices_are_asked_for_again_if_a_node_failed_to_say_them(groups, monkeypatch):
     gpu = {"placement_group_config": {"bundles": [{"GPU": 1}]}}
     model = {"engine": {"model": str(MODEL)}, "prefill_config": gpu, "decode_config": gpu}
     slots = Slots(read(model), "t", lambda _name, _text: None)
     slots.match({"prefill-0": "prefill"})
-    asked: list[int] = []
-    answers: list[tuple[list[Any], bool]] = [([None], False), ([None], True), ([{"CUDA": "0"}], True)]
+    asked = []
+    answers = [([None], False), ([None], True), ([{"CUDA": "0"}], True)]
     monkeypatch.setattr(cluster, "visible", lambda _group, _bundle, number: asked.append(number))
     monkeypatch.setattr(cluster, "get", lambda _references, _timeout_s: answers[0][0])
     monkeypatch.setattr(cluster, "ended", lambda _references: answers.pop(0)[1])

@@ -1,7 +1,3 @@
-"""The tokens of a deployment on Ray."""
-
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path
@@ -16,35 +12,33 @@ from harness.scheduling import until
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(security={"tls": True, "ca": str(tmp_path / "ca")})  # type: ignore[arg-type]
+def settings(tmp_path):
+    return Settings(security={"tls": True, "ca": str(tmp_path / "ca")})
 
 
-def expiries(settings: Settings) -> list[float]:
+def expiries(settings):
     return [one.expires_at for one in Authority(Path(settings.security.ca)).tokens.all().values()]
 
 
-async def test_tokens_end_by_themselves_where_the_owner_is_killed(settings: Settings) -> None:
+async def test_tokens_end_by_themselves_where_the_owner_is_killed(settings):
     Trust(settings, "127.0.0.1")  # never ended properly
     assert len(expiries(settings)) == 4
     assert all(at - time.time() <= 3_600 for at in expiries(settings))
 
 
-async def test_tokens_are_good_while_the_owner_lives(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tokens_are_good_while_the_owner_lives(settings, monkeypatch):
     monkeypatch.setattr(trust, "EXTEND_S", 0.01)
     monkeypatch.setattr(trust, "VALID_S", 2.0)
     async with Trust(settings, "127.0.0.1"):
         first = min(expiries(settings))
 
-        async def later() -> bool:
+        async def later():
             return min(await asyncio.to_thread(expiries, settings)) > first + 1
 
         await until(later)
     assert not expiries(settings)  # a proper end revokes them
 
 
-def test_without_tls_parts_get_the_settings_own_section() -> None:
-    plain = Trust(Settings(security={"insecure": True}), "127.0.0.1").section("worker")  # type: ignore[arg-type]
+def test_without_tls_parts_get_the_settings_own_section():
+    plain = Trust(Settings(security={"insecure": True}), "127.0.0.1").section("worker")
     assert (plain["tls"], plain["insecure"]) == (False, True)

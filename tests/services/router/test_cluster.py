@@ -1,5 +1,3 @@
-"""The router's view of its cluster."""
-
 import asyncio
 
 from baton.protos import scheduler_pb2 as pb

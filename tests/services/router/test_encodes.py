@@ -1,11 +1,10 @@
 """Encode workers compute images for workers that run prompts. Whatever fails, the request gets its answer."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -13,8 +12,7 @@ from baton.attempts import Attempt
 from baton.block_log import Change
 from baton.prefix_keys import image_key
 from baton.protos import scheduler_pb2 as pb
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_ENCODE, PHASE_PREFILL, Failed, Start
-from baton.scheduler.client import Placement
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_ENCODE, PHASE_PREFILL, Failed
 from baton.scheduler.errors import NoCapacity
 from baton.scheduler.need import Need
 from baton.services.engine import wire
@@ -24,29 +22,23 @@ from baton.services.router.placement import Placements
 from baton.services.router.relay import Relay
 from harness import scheduling
 from harness.fake_worker import FakeWorker, Fault, answer, until
-from harness.router import Answer, Cluster, engine_request
+from tests.services.router import test_images
 from tests.services.router.asking import booked, share
 from tests.services.router.test_images import feature, sent
 
 PROMPT = list(range(60))
 A, B = feature("a", 4), feature("b", 20)
-FAULTS = [
-    Fault(PHASE_ENCODE, die=True),
-    Fault(PHASE_ENCODE, failed=Failed.CODE_FULL),
-    Fault(PHASE_ENCODE, failed=Failed.CODE_DRAINING),
-    Fault(PHASE_ENCODE, failed=Failed.CODE_ENGINE),
-    Fault(PHASE_ENCODE, failed=Failed.CODE_STALE),
-]
+CODES = (Failed.CODE_FULL, Failed.CODE_DRAINING, Failed.CODE_ENGINE, Failed.CODE_STALE)
+FAULTS = [Fault(PHASE_ENCODE, die=True), *(Fault(PHASE_ENCODE, failed=code) for code in CODES)]
 
 
-async def encoders(cluster: Cluster, number: int = 1, *, connect: bool = True) -> list[FakeWorker]:
-    """Add encode workers e0, e1, ... to the cluster, and let its router know."""
+async def encoders(cluster, number=1, *, connect=True):
     names = [f"e{one}" for one in range(number)]
     found = [await cluster.members.add(FakeWorker(name, pb.ROLE_ENCODE)) for name in names]
     for worker in found if connect else ():
         await cluster.connect(worker)
 
-    async def known() -> bool:
+    async def known():
         await cluster.scheduler.refresh()
         return sum(one.identity.role == pb.ROLE_ENCODE for one in cluster.scheduler.standby.workers) == number
 
@@ -54,38 +46,25 @@ async def encoders(cluster: Cluster, number: int = 1, *, connect: bool = True) -
     return found
 
 
-async def send(cluster: Cluster, *features: object, tokens: int = 8) -> str:
-    name = f"q{len(cluster.got)}"
-    cluster.got[name] = Answer()
-    request = engine_request(name, PROMPT, tokens)
-    request.mm_features = list(features)
-    await cluster.client.add_request_async(request)
-    return name
+send, ask = partial(test_images.send, prompt=PROMPT), partial(test_images.ask, prompt=PROMPT)
 
 
-async def ask(cluster: Cluster, *features: object) -> None:
-    found = await cluster.answer(await send(cluster, *features))
-    assert found.error is None
-    assert found.tokens == answer(PROMPT, 8)
-
-
-def images(worker: FakeWorker, attempt: int = -1) -> list[str]:
-    """Return the images that the worker's prompt should get from encode workers."""
+def images(worker, attempt=-1):
     prompts = [one for one in worker.seen.starts if one.phase != PHASE_ENCODE]
     return [one.identifier for one in prompts[attempt].encoded]
 
 
-def encodes(*workers: FakeWorker) -> list[Start]:
+def encodes(*workers):
     return [one for worker in workers for one in worker.seen.starts if one.phase == PHASE_ENCODE]
 
 
-def where(cluster: Cluster) -> tuple[int, ...]:
+def where(cluster):
     return tuple(
         int(cluster.count("images_computed_total", where=one)) for one in ("encode", "held", "prompt")
     )
 
 
-async def test_two_images_are_computed_by_two_encode_workers(cluster: Cluster) -> None:
+async def test_two_images_are_computed_by_two_encode_workers(cluster):
     prefill, decode = await cluster.pair()
     workers = await encoders(cluster, 2)
     await ask(cluster, A, B, feature("a", 30))
@@ -107,7 +86,7 @@ async def test_two_images_are_computed_by_two_encode_workers(cluster: Cluster) -
     assert stages["encode"].process.service == "baton-encode"
 
 
-async def test_a_holder_gets_no_image_and_computes_nothing(cluster: Cluster) -> None:
+async def test_a_holder_gets_no_image_and_computes_nothing(cluster):
     prefill, _ = await cluster.pair()
     _, holder = await encoders(cluster, 2)
     holder.shelf.add("a")
@@ -121,9 +100,7 @@ async def test_a_holder_gets_no_image_and_computes_nothing(cluster: Cluster) -> 
     assert [one.prompt_tokens for one in encodes(holder)] == [1]
 
 
-async def test_an_image_that_comes_again_goes_to_its_holder_at_once(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_image_that_comes_again_goes_to_its_holder_at_once(cluster, monkeypatch):
     """The scheduler knows it from the end of the encode, before the encode worker reports it."""
     await cluster.pair()
     workers = await encoders(cluster, 4)
@@ -137,7 +114,7 @@ async def test_an_image_that_comes_again_goes_to_its_holder_at_once(
     assert sum(bool(encodes(worker)) for worker in workers) == 1
 
 
-async def test_a_small_image_stays_with_the_prompt(cluster: Cluster) -> None:
+async def test_a_small_image_stays_with_the_prompt(cluster):
     cluster.remake(encode_min_tokens=5)
     prefill, _ = await cluster.pair()
     [encoder] = await encoders(cluster)
@@ -146,28 +123,26 @@ async def test_a_small_image_stays_with_the_prompt(cluster: Cluster) -> None:
     assert not cluster.counts.message([]).image_tokens
 
 
-async def test_an_image_that_is_cached_with_the_prompt_is_not_encoded(cluster: Cluster) -> None:
+async def test_an_image_that_is_cached_with_the_prompt_is_not_encoded(cluster):
     """Here the prompt's first 16 of 17 tokens are cached, with image B alone behind them."""
     prefill, _ = await cluster.pair()
     [encoder] = await encoders(cluster)
     place = cluster.scheduler.place
 
-    async def cached(need: Need) -> Placement:
+    async def cached(need):
         placement = await place(need)
         return placement if need.encode else replace(placement, prompt_tokens=need.prompt_tokens - 16)
 
-    cluster.scheduler.place = cached  # type: ignore[method-assign]
+    cluster.scheduler.place = cached
     await ask(cluster, A, B)
     assert (images(prefill), sent(prefill), sent(encoder)) == (["b"], ["a"], ["b"])
     assert where(cluster) == (1, 0, 0)
 
 
-async def test_without_encode_workers_nothing_is_asked(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_encode_workers_nothing_is_asked(cluster, monkeypatch):
     prefill, _ = await cluster.pair()
     await cluster.scheduler.refresh()
-    assert not cluster.scheduler.standby.encoders
+    assert not cluster.scheduler.standby.fleet.encoders
     monkeypatch.delattr(Placements, "encode")
     await ask(cluster, A)
     assert (sent(prefill), images(prefill), where(cluster)) == (["a"], [], (0, 0, 1))
@@ -176,7 +151,7 @@ async def test_without_encode_workers_nothing_is_asked(
     await ask(cluster)
 
 
-async def test_full_encode_workers_leave_images_with_the_prompt(cluster: Cluster) -> None:
+async def test_full_encode_workers_leave_images_with_the_prompt(cluster):
     """The image does not wait, and nobody waits for it."""
     prefill, _ = await cluster.pair()
     [encoder] = await encoders(cluster)
@@ -192,9 +167,7 @@ async def test_full_encode_workers_leave_images_with_the_prompt(cluster: Cluster
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda one: "dies" if one.die else f"code {one.failed}")
-async def test_an_image_whose_encode_fails_is_computed_with_the_prompt(
-    cluster: Cluster, fault: Fault
-) -> None:
+async def test_an_image_whose_encode_fails_is_computed_with_the_prompt(cluster, fault):
     """The same workers go on at once; another image still goes to another encode worker."""
     cluster.remake(max_attempts=1)
     prefill, decode = await cluster.pair()
@@ -213,7 +186,7 @@ async def test_an_image_whose_encode_fails_is_computed_with_the_prompt(
     assert "encode worker e" in record.events[0].attributes["message"]
 
 
-async def test_an_encode_worker_that_is_not_there(cluster: Cluster) -> None:
+async def test_an_encode_worker_that_is_not_there(cluster):
     prefill, _ = await cluster.pair()
     [encoder] = await encoders(cluster, connect=False)
     await encoder.die()
@@ -223,7 +196,7 @@ async def test_an_encode_worker_that_is_not_there(cluster: Cluster) -> None:
     assert (sent(prefill), cluster.count("retries_total", trouble="encode", worker="e0")) == (["a", "b"], 1)
 
 
-async def test_an_encode_worker_that_lacks_an_image_gets_it_once_more(cluster: Cluster) -> None:
+async def test_an_encode_worker_that_lacks_an_image_gets_it_once_more(cluster):
     prefill, _ = await cluster.pair()
     [encoder] = await encoders(cluster)
     await ask(cluster, A)
@@ -236,7 +209,7 @@ async def test_an_encode_worker_that_lacks_an_image_gets_it_once_more(cluster: C
     assert (sent(encoder), sent(prefill), images(prefill)) == (["a", "a", "a"], ["a"], [])
 
 
-async def test_embeddings_that_do_not_come_are_computed_with_the_prompt(cluster: Cluster) -> None:
+async def test_embeddings_that_do_not_come_are_computed_with_the_prompt(cluster):
     """Then the two workers may not reach each other: other requests avoid the pair for a while."""
     now = 100.0
     cluster.remake(max_attempts=1, pairs_clock=lambda: now)
@@ -252,7 +225,7 @@ async def test_embeddings_that_do_not_come_are_computed_with_the_prompt(cluster:
     assert images(prefill) == ["a"]
 
 
-async def test_only_the_images_that_did_not_come_are_computed_with_the_prompt(cluster: Cluster) -> None:
+async def test_only_the_images_that_did_not_come_are_computed_with_the_prompt(cluster):
     prefill, _ = await cluster.pair()
     workers = await encoders(cluster, 2)
     prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_MEDIA, images=("a",)))
@@ -263,7 +236,7 @@ async def test_only_the_images_that_did_not_come_are_computed_with_the_prompt(cl
     assert where(cluster)[2] == 1
 
 
-async def test_an_image_that_the_prompts_worker_has_dropped_is_sent_again(cluster: Cluster) -> None:
+async def test_an_image_that_the_prompts_worker_has_dropped_is_sent_again(cluster):
     """The other image's embeddings are not at fault."""
     cluster.remake(encode_min_tokens=5)
     prefill, _ = await cluster.pair()
@@ -276,7 +249,7 @@ async def test_an_image_that_the_prompts_worker_has_dropped_is_sent_again(cluste
     assert cluster.count("retries_total", trouble="encode", worker="p0") == 0
 
 
-async def test_a_retry_elsewhere_uses_the_embeddings_again(cluster: Cluster) -> None:
+async def test_a_retry_elsewhere_uses_the_embeddings_again(cluster):
     first, second, _ = await cluster.pair(prefill=2)
     [encoder] = await encoders(cluster)
     share((first, second), Fault(PHASE_PREFILL, die=True))
@@ -286,7 +259,7 @@ async def test_a_retry_elsewhere_uses_the_embeddings_again(cluster: Cluster) -> 
     assert len({(start.request_id, start.epoch) for start in encodes(encoder)}) == 2
 
 
-async def test_a_decode_worker_that_computes_the_prompt_gets_embeddings(cluster: Cluster) -> None:
+async def test_a_decode_worker_that_computes_the_prompt_gets_embeddings(cluster):
     [decode] = await cluster.pair(prefill=0)
     [encoder] = await encoders(cluster)
     await ask(cluster, A)
@@ -296,7 +269,7 @@ async def test_a_decode_worker_that_computes_the_prompt_gets_embeddings(cluster:
     assert (images(decode), sent(decode)) == ([], ["b"])
 
 
-async def test_an_aborted_request_aborts_its_encodes(cluster: Cluster) -> None:
+async def test_an_aborted_request_aborts_its_encodes(cluster):
     await cluster.pair()
     [encoder] = await encoders(cluster)
     encoder.faults.extend(Fault(PHASE_ENCODE, silent=True) for _ in range(2))
@@ -308,7 +281,7 @@ async def test_an_aborted_request_aborts_its_encodes(cluster: Cluster) -> None:
     await booked(cluster, "e0", requests=0, prompt_tokens=0)
 
 
-async def test_an_encode_that_nobody_needs_is_aborted(cluster: Cluster) -> None:
+async def test_an_encode_that_nobody_needs_is_aborted(cluster):
     """The prompt's worker had it cached, image and all."""
     prefill, decode = await cluster.pair()
     [encoder] = await encoders(cluster)
@@ -323,7 +296,7 @@ async def test_an_encode_that_nobody_needs_is_aborted(cluster: Cluster) -> None:
     assert (await cluster.answer(name)).tokens == answer(PROMPT, 8)
 
 
-async def test_encodes_without_a_scheduler(cluster: Cluster) -> None:
+async def test_encodes_without_a_scheduler(cluster):
     prefill, _ = await cluster.pair()
     [encoder] = await encoders(cluster)
     await cluster.lose_scheduler()
@@ -333,7 +306,7 @@ async def test_encodes_without_a_scheduler(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_fails_nothing_stays_booked(cluster: Cluster, seed: int) -> None:
+async def test_whatever_fails_nothing_stays_booked(cluster, seed):
     """Requests with random images on workers that fail at random, some of them aborted."""
     random_ = random.Random(seed)
     prefills_and_decode = await cluster.pair(prefill=2)
@@ -343,7 +316,7 @@ async def test_whatever_fails_nothing_stays_booked(cluster: Cluster, seed: int) 
         for _ in range(6):
             fails = random_.random() < 0.5
             fault = {"failed": random_.choice(codes)} if fails else {"silent": True}
-            worker.faults.append(Fault(PHASE_ENCODE, **fault))  # type: ignore[arg-type]
+            worker.faults.append(Fault(PHASE_ENCODE, **fault))
     for prefill in prefills_and_decode[:2]:
         prefill.faults.append(Fault(PHASE_PREFILL, failed=random_.choice(codes)))
     some = [feature(name, 4 + 5 * number) for number, name in enumerate("abcdef")]
@@ -361,7 +334,7 @@ async def test_whatever_fails_nothing_stays_booked(cluster: Cluster, seed: int) 
     await until(lambda: not cluster.scheduler.reporter.held, "nothing is booked")
 
 
-async def test_nothing_of_an_ended_request_waits_for_the_garbage_collector(cluster: Cluster) -> None:
+async def test_nothing_of_an_ended_request_waits_for_the_garbage_collector(cluster):
     await cluster.pair()
     await encoders(cluster)
     gc.disable()

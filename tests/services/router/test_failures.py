@@ -19,21 +19,15 @@ from harness.scheduling import need
 from harness.support import PATIENCE
 from tests.services.router.asking import LONG, PROMPT, booked, right, share
 
+REFUSALS = (Failed.CODE_FULL, Failed.CODE_STAGING, Failed.CODE_DRAINING)
+
 
 @pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(PHASE_PREFILL, die=True),
-        Fault(PHASE_PREFILL, failed=Failed.CODE_FULL),
-        Fault(PHASE_PREFILL, failed=Failed.CODE_STAGING),
-        Fault(PHASE_PREFILL, failed=Failed.CODE_DRAINING),
-        Fault(PHASE_PREFILL, failed=Failed.CODE_STALE),
-    ],
-    ids=str,
+    "how", [{"die": True}, *({"failed": code} for code in (*REFUSALS, Failed.CODE_STALE))]
 )
-async def test_another_worker_prefills(cluster, fault):
+async def test_another_worker_prefills(cluster, how):
     first, second, decode = await cluster.pair(prefill=2)
-    share((first, second), fault)
+    share((first, second), Fault(PHASE_PREFILL, **how))
     started = time.monotonic()
     right(await cluster.ask(PROMPT), PROMPT, 8)
     assert time.monotonic() - started < 2 * PATIENCE
@@ -231,14 +225,7 @@ async def test_the_only_worker_is_asked_again(cluster):
     assert [list(start.output_token_ids) for start in mixed.seen.starts] == [[], answer(PROMPT, 3)]
 
 
-@pytest.mark.parametrize(
-    ("code", "trouble"),
-    [
-        (Failed.CODE_FULL, "full"),
-        (Failed.CODE_STAGING, "refused"),
-        (Failed.CODE_DRAINING, "refused"),
-    ],
-)
+@pytest.mark.parametrize(("code", "trouble"), [*zip(REFUSALS, ("full", "refused", "refused"), strict=True)])
 async def test_refusals_use_up_no_attempt(cluster, code, trouble):
     cluster.remake(max_attempts=1)
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))

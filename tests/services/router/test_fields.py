@@ -1,5 +1,3 @@
-"""The router's own fields of a request, and the class that they choose."""
-
 import json
 
 import msgspec

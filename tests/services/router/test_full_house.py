@@ -1,5 +1,3 @@
-"""Requests that wait because all workers are full."""
-
 import time
 from dataclasses import replace
 
@@ -39,8 +37,7 @@ async def test_requests_without_room_wait(cluster):
 async def test_a_client_may_send_again_right_after_its_last_token(cluster):
     """A slot is free before its request's last token reaches the client."""
     cluster.remake(max_waiting=1)
-    _, decode = await cluster.pair(max_num_seqs=1)
-    del decode
+    await cluster.pair(max_num_seqs=1)
     for number in range(50):
         right(await cluster.ask([number], 3), [number], 3)
 

@@ -41,20 +41,13 @@ async def known(cluster):
         await asyncio.sleep(0.02)
 
 
-async def test_a_mixed_worker_gets_prompt_tokens_and_blocks(cluster):
-    mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
-    right(await cluster.ask(LONG), LONG, 8)
-    assert phases(mixed) == [PHASE_DECODE]
-    assert told(*mixed.seen.starts) == [(len(LONG), blocks(LONG, 8))]
-
-
 async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_token(cluster):
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.05))
     await cluster.send("long", LONG, 40)
     await until(lambda: cluster.got["long"].tokens, "it decodes")
 
     await booked(cluster, "m0", prompt_tokens=0, requests=1, decoding=1)
-    assert mixed.seen.starts[0].prompt_tokens == len(LONG)
+    assert (phases(mixed), told(*mixed.seen.starts)) == ([PHASE_DECODE], [(len(LONG), blocks(LONG, 40))])
     right(await cluster.answer("long"), LONG, 40)
 
 

@@ -1,5 +1,3 @@
-"""The sockets that a router's processes share."""
-
 import contextlib
 import multiprocessing
 

@@ -1,22 +1,14 @@
-"""Images as a router counts and sends them."""
-
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
 from baton.services.engine import wire
 from baton.services.engine.images import MOST_BYTES, metadata_of
 from baton.services.router.errors import NotAdmitted
-from baton.services.router.image_budget import ImageBudget, budget_bytes
-from baton.services.router.images import Image, Sent
+from baton.services.router.images import Image, ImageBudget, Sent, budget_bytes
 from baton.services.router.state import Journal
-from harness.fake_worker import FakeWorker, Fault, answer
-from harness.router import Answer, Cluster, engine_request
+from harness.fake_worker import Fault, answer
+from harness.router import Answer, engine_request
 from tests.services.engine.test_images import item
 from tests.services.router.asking import PROMPT
 from tests.services.router.test_state import request_state
@@ -24,7 +16,7 @@ from tests.services.router.test_state import request_state
 A, B = Image("a", b"a" * 100_000), Image("b", b"b" * 50_000)
 
 
-def test_a_stream_forgets_what_its_worker_may_have_dropped() -> None:
+def test_a_stream_forgets_what_its_worker_may_have_dropped():
     sent = Sent(limit=200_000)
     assert [sent.add(one) for one in (A, B, A)] == [True, True, False]
     assert sent.add(Image("c", b"c" * 100_000))  # B was used before A
@@ -33,7 +25,7 @@ def test_a_stream_forgets_what_its_worker_may_have_dropped() -> None:
     assert sent.add(A)
 
 
-def test_a_journal_counts_an_image_once() -> None:
+def test_a_journal_counts_an_image_once():
     journal = Journal()
     one, two = request_state("one"), request_state("two")
     one.images, two.images = (A, B), (A,)
@@ -48,7 +40,7 @@ def test_a_journal_counts_an_image_once() -> None:
     assert (journal.size, journal.images.size) == (0, 0)
 
 
-def test_images_leave_text_its_room() -> None:
+def test_images_leave_text_its_room():
     journal = Journal(images=ImageBudget(A.size))
     one, two, text = map(request_state, ("one", "two", "text"))
     one.images, two.images = (A,), (A, B)
@@ -63,7 +55,7 @@ def test_images_leave_text_its_room() -> None:
     assert journal.images.size == 0
 
 
-def test_a_tenant_holds_half_of_the_room_for_images() -> None:
+def test_a_tenant_holds_half_of_the_room_for_images():
     budget = ImageBudget(2 * A.size)
     budget.enter((A, A), "tenant")
     with pytest.raises(NotAdmitted, match="MiB are yours"):
@@ -79,36 +71,40 @@ def test_a_tenant_holds_half_of_the_room_for_images() -> None:
     assert budget_bytes(64) == 2 * MOST_BYTES
 
 
-def feature(name: str, offset: int) -> MultiModalFeatureSpec:
+def feature(name, offset):
     return MultiModalFeatureSpec(item(), "image", name, PlaceholderRange(offset, 4), name)
 
 
-async def ask(cluster: Cluster, features: Sequence[Any], tokens: int = 8) -> Answer:
+async def send(cluster, *features, prompt=PROMPT):
     name = f"q{len(cluster.got)}"
     cluster.got[name] = Answer()
-    request = engine_request(name, PROMPT, tokens)
+    request = engine_request(name, prompt, 8)
     request.mm_features = list(features)
     await cluster.client.add_request_async(request)
-    return await cluster.answer(name)
+    return name
 
 
-def sent(worker: FakeWorker) -> list[str]:
+async def ask(cluster, *features, prompt=PROMPT):
+    found = await cluster.answer(await send(cluster, *features, prompt=prompt))
+    assert (found.error, found.tokens) == (None, answer(prompt, 8))
+
+
+def sent(worker):
     """Return the images that a worker got, each whole."""
     assert all(one.last for one in worker.seen.media)
     assert all(wire.decode_item(bytearray(one.part)) == item() for one in worker.seen.media)
     return [one.identifier for one in worker.seen.media]
 
 
-def told(start: Start) -> Any:
+def told(start):
     return wire.decode_request(start.engine_request).mm_features
 
 
-async def test_an_image_goes_once_to_the_worker_that_computes_it(cluster: Cluster) -> None:
+async def test_an_image_goes_once_to_the_worker_that_computes_it(cluster):
     prefill, decode = await cluster.pair()
     first, second = feature("a", 0), feature("b", 5)
     for features in ([first], [first, second]):
-        found = await ask(cluster, features)
-        assert found.tokens == answer(PROMPT, 8)
+        await ask(cluster, *features)
     assert (sent(prefill), sent(decode)) == (["a", "b"], [])
     assert cluster.count("image_bytes_total", role="prefill") == sum(
         len(one.part) for one in prefill.seen.media
@@ -117,29 +113,28 @@ async def test_an_image_goes_once_to_the_worker_that_computes_it(cluster: Cluste
         assert told(worker.seen.starts[-1]) == [metadata_of(first), metadata_of(second)]
 
 
-async def test_a_worker_that_lost_an_image_gets_it_again(cluster: Cluster) -> None:
+async def test_a_worker_that_lost_an_image_gets_it_again(cluster):
     prefill, decode = await cluster.pair()
     cluster.remake(max_attempts=1)
-    await ask(cluster, [feature("a", 0)])
+    await ask(cluster, feature("a", 0))
     prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_MEDIA))
-    assert (await ask(cluster, [feature("a", 0)])).tokens == answer(PROMPT, 8)
+    await ask(cluster, feature("a", 0))
     assert (sent(prefill), sent(decode)) == (["a", "a"], [])
 
 
-async def test_a_decode_worker_that_needs_an_image_computes_the_prompt(cluster: Cluster) -> None:
+async def test_a_decode_worker_that_needs_an_image_computes_the_prompt(cluster):
     prefill, decode = await cluster.pair()
     cluster.remake(max_attempts=1)
     decode.faults.append(Fault(PHASE_DECODE, after_tokens=3, failed=Failed.CODE_MEDIA))
-    assert (await ask(cluster, [feature("a", 0)])).tokens == answer(PROMPT, 8)
+    await ask(cluster, feature("a", 0))
     assert (sent(prefill), sent(decode)) == (["a"], ["a"])
     assert [one.HasField("source") for one in decode.seen.starts] == [True, False]
     assert len(decode.seen.starts[1].output_token_ids) == 4
 
 
-async def test_a_worker_that_always_lacks_an_image_ends_the_request(cluster: Cluster) -> None:
+async def test_a_worker_that_always_lacks_an_image_ends_the_request(cluster):
     prefill, _ = await cluster.pair()
     prefill.faults.extend(Fault(PHASE_PREFILL, failed=Failed.CODE_MEDIA) for _ in range(9))
-    found = await ask(cluster, [feature("a", 0)])
-    assert found.error is not None
+    found = await cluster.answer(await send(cluster, feature("a", 0)))
     assert "right after it was sent" in str(found.error)
     assert sent(prefill) == ["a"] * 3

@@ -31,20 +31,18 @@ async def test_tokens_of_the_decode_worker_wait_for_the_first_one(cluster):
 
 
 async def test_tokens_that_wait_are_not_used_if_the_prefill_fails(cluster):
-    prefill, _, decode = await cluster.pair(prefill=2)
-    workers = cluster.members.workers
-    for one in (workers["p0"], workers["p1"]):
+    *prefills, decode = await cluster.pair(prefill=2)
+    for one in prefills:
         one.wire_s = 0.2
     await cluster.send("q", PROMPT, 20)
     await until(lambda: decode.seen.starts and not decode.running, "the decode worker has put all tokens out")
-    [source] = [one for one in (workers["p0"], workers["p1"]) if one.seen.starts]
+    [source] = [one for one in prefills if one.seen.starts]
     await source.die()  # before its first token has arrived
     right(await cluster.answer("q"), PROMPT, 20)
     assert [list(start.output_token_ids) for start in decode.seen.starts] == [[], []]
     assert cluster.count("retries_total", trouble="lost", worker=source.worker_id) == 1
     assert cluster.count("request_attempts_sum") == 2
     await cluster.settled()
-    del prefill
 
 
 async def test_a_late_first_token_does_not_cut_the_answer(cluster):
@@ -75,11 +73,11 @@ def prefills_long(worker):
 @pytest.mark.parametrize(
     ("fault", "trouble", "counts"),
     [
-        (Fault(PHASE_DECODE, failed=Failed.CODE_FULL), "full", False),
-        (Fault(PHASE_DECODE, failed=Failed.CODE_DRAINING), "refused", False),
-        (Fault(PHASE_DECODE, failed=Failed.CODE_STALE), "stale", True),
-        (Fault(PHASE_DECODE, failed=Failed.CODE_ENGINE, early=True), "unreachable", False),
-        (Fault(PHASE_DECODE, die=True, early=True), "unreachable", False),
+        ({"failed": Failed.CODE_FULL}, "full", False),
+        ({"failed": Failed.CODE_DRAINING}, "refused", False),
+        ({"failed": Failed.CODE_STALE}, "stale", True),
+        ({"failed": Failed.CODE_ENGINE, "early": True}, "unreachable", False),
+        ({"die": True, "early": True}, "unreachable", False),
     ],
     ids=str,
 )
@@ -88,7 +86,7 @@ async def test_a_decode_worker_that_fails_early_ends_the_prefill(cluster, fault,
     prefill, first, second = await cluster.pair(decode=2)
     await cluster.connect(prefill)
     prefills_long(prefill)
-    share((first, second), fault)
+    share((first, second), Fault(PHASE_DECODE, **fault))
     began = time.monotonic()
     got = await cluster.ask(LONG)
     assert time.monotonic() - began < 2 * PATIENCE, "it is not noticed when the prompt is prefilled"
@@ -207,29 +205,30 @@ class Slow(FakeWorker):
         return await super().Hello(request, context)
 
 
-async def test_a_late_connected_decode_worker_gets_the_state_at_the_start(cluster):
+@pytest.fixture
+async def slow(cluster):
+    """Yield a decode worker that is connected late, after a request was sent."""
+    await cluster.members.add(FakeWorker("p0", pb.ROLE_PREFILL))
+    decode = await cluster.members.add(Slow())
+    await cluster.send("q", PROMPT)
+    return decode
+
+
+async def test_a_late_connected_decode_worker_gets_the_state_at_the_start(cluster, slow):
     """The client has the first token by then; the decode worker gets it from the prefill worker."""
-    await cluster.members.add(FakeWorker("p0", pb.ROLE_PREFILL))
-    decode = Slow()
-    await cluster.members.add(decode)
-    await cluster.send("q", PROMPT)
     await until(lambda: cluster.got["q"].tokens, "the prompt is prefilled")
-    decode.may.set()
+    slow.may.set()
     right(await cluster.answer("q"), PROMPT, 8)
-    assert [list(start.output_token_ids) for start in decode.seen.starts] == [[]]
+    assert [list(start.output_token_ids) for start in slow.seen.starts] == [[]]
 
 
-async def test_a_decode_worker_that_connects_too_late_gets_no_start(cluster):
-    await cluster.members.add(FakeWorker("p0", pb.ROLE_PREFILL))
-    decode = Slow()
-    await cluster.members.add(decode)
-    await cluster.send("q", PROMPT)
-    await decode.asked.wait()
+async def test_a_decode_worker_that_connects_too_late_gets_no_start(cluster, slow):
+    await slow.asked.wait()
     await cluster.client.abort_requests_async(["q"])
     await cluster.settled()
-    decode.may.set()
+    slow.may.set()
     right(await cluster.ask(PROMPT), PROMPT, 8)
-    assert [start.request_id for start in decode.seen.starts] == ["q1"]
+    assert [start.request_id for start in slow.seen.starts] == ["q1"]
 
 
 async def test_a_prompt_of_several_steps(cluster):

@@ -1,5 +1,3 @@
-"""The series of workers and tenants stay bounded while these come and go."""
-
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.attempts import Attempt
@@ -11,7 +9,6 @@ from baton.services.router.state import RequestState
 
 
 def placed(router, prefill, decode):
-    """Count one request in all metrics with a worker label."""
     prefiller = pb.Worker(worker_id=prefill) if prefill else None
     router.placed(Placement(Attempt("r", 1), prefiller, pb.Worker(worker_id=decode), 15.0), 0.001)
     state = RequestState("r", "r", b"", prompt_tokens=3, max_tokens=8, max_model_len=64, deadline=1e9)

@@ -1,14 +1,10 @@
-"""The order and the bounds of messages to a worker."""
-
-from __future__ import annotations
-
 import asyncio
 import contextlib
 
 import pytest
 
 from baton.attempts import attempt_id
-from baton.protos.worker_pb2 import RunRequest, Start
+from baton.protos.worker_pb2 import Start
 from baton.services.router import images, outbox
 from baton.services.router.images import Image
 from baton.services.router.outbox import Outbox
@@ -17,23 +13,21 @@ A, B = Image("a", b"a" * 30), Image("b", b"b" * 20)
 
 
 @pytest.fixture(autouse=True)
-def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_parts(monkeypatch):
     monkeypatch.setattr(images, "PART_BYTES", 10)
     monkeypatch.setattr(outbox, "MAX_UNSENT_BYTES", 50)
 
 
-def _ignore(_: Image) -> None:
+def _ignore(_):
     pass
 
 
 class Worker:
-    """Takes one message per release of `turns`."""
-
-    def __init__(self) -> None:
-        self.got: list[str] = []
+    def __init__(self):
+        self.got = []
         self.turns = asyncio.Semaphore(0)
 
-    async def write(self, message: RunRequest) -> None:
+    async def write(self, message):
         await self.turns.acquire()
         if message.HasField("media"):
             self.got.append(message.media.identifier)
@@ -42,7 +36,7 @@ class Worker:
         else:
             self.got.append(f"abort {message.abort.request_ids[0]}")
 
-    async def take(self, number: int, box: Outbox) -> list[str]:
+    async def take(self, number, box):
         """Begin to take messages, up to `number` now."""
         self.sending = asyncio.create_task(box.send(self.write))
         for _ in range(number):
@@ -52,11 +46,11 @@ class Worker:
         return list(self.got)
 
 
-def start(name: str) -> Start:
+def start(name):
     return Start(request_id=name, epoch=1)
 
 
-async def drained(box: Outbox) -> list[str]:
+async def drained(box):
     worker = Worker()
     got = await worker.take(50, box)
     worker.sending.cancel()
@@ -65,8 +59,8 @@ async def drained(box: Outbox) -> list[str]:
     return got
 
 
-async def test_text_and_aborts_pass_between_the_parts_of_images() -> None:
-    sent: list[Image] = []
+async def test_text_and_aborts_pass_between_the_parts_of_images():
+    sent = []
     box, worker = Outbox(sent.append), Worker()
     assert box.start(start("one"), [A])
     assert await worker.take(1, box) == ["a"]
@@ -89,7 +83,7 @@ async def test_text_and_aborts_pass_between_the_parts_of_images() -> None:
 
 
 @pytest.mark.parametrize("ended", ["aborted", "forgotten"])
-async def test_nothing_is_sent_for_a_request_that_ended_before(ended: str) -> None:
+async def test_nothing_is_sent_for_a_request_that_ended_before(ended):
     box = Outbox(_ignore)
     assert box.start(start("one"), [A])
     assert box.start(start("two"), [A, B])
@@ -104,7 +98,7 @@ async def test_nothing_is_sent_for_a_request_that_ended_before(ended: str) -> No
     assert box.start(start("three"), [Image("c", b"c")])
 
 
-async def test_a_request_that_ends_while_an_image_is_sent_leaves_it_whole() -> None:
+async def test_a_request_that_ends_while_an_image_is_sent_leaves_it_whole():
     box, worker = Outbox(_ignore), Worker()
     assert box.start(start("one"), [A, B])
     await worker.take(1, box)
@@ -118,7 +112,7 @@ async def test_a_request_that_ends_while_an_image_is_sent_leaves_it_whole() -> N
     worker.sending.cancel()
 
 
-async def test_starts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_starts_are_bounded(monkeypatch):
     monkeypatch.setattr(outbox, "MAX_UNSENT_STARTS", 2)
     box = Outbox(_ignore)
     assert [box.start(start(name), few) for name, few in (("1", []), ("2", [A]), ("3", []))] == [

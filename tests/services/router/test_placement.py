@@ -1,5 +1,3 @@
-"""Pairs of workers that cannot reach each other are avoided."""
-
 import asyncio
 
 from baton.protos.worker_pb2 import PHASE_DECODE, Failed

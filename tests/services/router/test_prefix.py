@@ -25,7 +25,6 @@ assert SchedulerSettings().prefix_pull_s * GUESSED_SPEED < HELD
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
-    """Let saves be slow: the machine may be busy."""
     monkeypatch.setattr(prefix, "BEGINNING_S", CALL_S)
 
 
@@ -42,6 +41,15 @@ def holds(cluster, worker_id, blocks):
     keys = PromptHasher(HASHING).keys(engine_request("q", PROMPT, 8)).keys
     cluster.server._prefixes.hear(worker_id, pb.BlockOperations(instance=1, operations=keys[:blocks]))
     cluster.server._prefixes.keep({name: one.role for name, one in cluster.members.workers.items()})
+
+
+async def pulling(cluster, prefill):
+    """Send a request whose prefill pulls the prefix, which is saved, and waits for `go_on`."""
+    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
+    asked = len(prefill.seen.starts)
+    await cluster.send("q", PROMPT)
+    state = cluster.client._relays["q"].state
+    await until(lambda: len(prefill.seen.starts) > asked and state.timings.prefix_saved, "the prefill pulls")
 
 
 async def test_the_prefill_worker_pulls_the_prefix_from_the_decode_worker(cluster):
@@ -70,18 +78,18 @@ async def test_the_prefill_worker_pulls_the_prefix_from_the_decode_worker(cluste
 @pytest.mark.parametrize(
     ("fault", "outcome"),
     [
-        (Fault(PHASE_SAVE, failed=Failed.CODE_HANDOFF), "not_cached"),
-        (Fault(PHASE_SAVE, failed=Failed.CODE_FULL), "refused"),
-        (Fault(PHASE_SAVE, failed=Failed.CODE_INVALID), "refused"),
-        (Fault(PHASE_SAVE, not_kept=True), "not_kept"),
-        (Fault(PHASE_SAVE, silent=True), "late"),
+        ({"failed": Failed.CODE_HANDOFF}, "not_cached"),
+        ({"failed": Failed.CODE_FULL}, "refused"),
+        ({"failed": Failed.CODE_INVALID}, "refused"),
+        ({"not_kept": True}, "not_kept"),
+        ({"silent": True}, "late"),
     ],
 )
 async def test_without_the_prefix_the_prompt_is_computed(cluster, fault, outcome):
     prefill, decode = await holding(cluster)
     if outcome == "late":
         prefill.patience_s = 0.2
-    decode.faults.append(fault)
+    decode.faults.append(Fault(PHASE_SAVE, **fault))
     right(await cluster.ask(PROMPT), PROMPT, 8)
     [first] = prefill.seen.starts
     assert first.HasField("source")
@@ -120,10 +128,7 @@ async def test_a_prefix_that_cannot_be_loaded_is_computed(cluster, code):
 
 async def test_a_source_that_is_lost_during_the_pull_is_given_up(cluster):
     prefill, decode, _ = await holding(cluster, decode=2)
-    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
-    await cluster.send("q", PROMPT)
-    state = cluster.client._relays["q"].state
-    await until(lambda: prefill.seen.starts and state.timings.prefix_saved, "the prefill pulls")
+    await pulling(cluster, prefill)
     await decode.die()
     right(await cluster.answer("q"), PROMPT, 8)
     failed, again = prefill.seen.starts
@@ -141,10 +146,7 @@ async def test_a_source_that_saved_too_late_may_be_lost(cluster, monkeypatch):
     await until(lambda: source.seen.starts and len(prefill.seen.starts) == 1, "it is placed")
     decode = await cluster.members.add(FakeWorker("d1", pb.ROLE_DECODE))
     prefill.patience_s = 0.0
-    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
-    await cluster.send("q", PROMPT)
-    state = cluster.client._relays["q"].state
-    await until(lambda: len(prefill.seen.starts) == 2 and state.timings.prefix_saved, "the source has saved")
+    await pulling(cluster, prefill)
     await until(lambda: decode.seen.starts, "the decode worker waits for the prompt")
     assert [start.phase for start in decode.seen.starts] == [PHASE_DECODE]
     stream = cluster.pool._streams["d0"]
@@ -159,10 +161,7 @@ async def test_a_source_that_saved_too_late_may_be_lost(cluster, monkeypatch):
 async def test_a_source_that_is_lost_with_the_decode_worker_costs_one_more_attempt(cluster):
     """One worker was both. The prefill is not repeated for a decode worker that is gone."""
     prefill, decode = await holding(cluster)
-    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
-    await cluster.send("q", PROMPT)
-    state = cluster.client._relays["q"].state
-    await until(lambda: prefill.seen.starts and state.timings.prefix_saved, "the prefill pulls")
+    await pulling(cluster, prefill)
     other = await cluster.members.add(FakeWorker("d1", pb.ROLE_DECODE))
     await decode.die()
     right(await cluster.answer("q"), PROMPT, 8)
@@ -174,9 +173,7 @@ async def test_a_source_that_is_lost_with_the_decode_worker_costs_one_more_attem
 
 async def test_an_abort_reaches_the_source(cluster):
     prefill, decode = await holding(cluster)
-    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
-    await cluster.send("q", PROMPT)
-    await until(lambda: prefill.seen.starts, "the prefill pulls")
+    await pulling(cluster, prefill)
     await cluster.client.abort_requests_async(["q"])
     name = prefix_id(prefill.seen.starts[0].request_id)
     await until(lambda: name in decode.seen.aborts, "the source has dropped it")

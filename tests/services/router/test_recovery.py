@@ -1,51 +1,41 @@
-"""The next step after a failure, and the back-off."""
-
 import pytest
 
-from baton.services.router.recovery import (
-    BACKOFF_S,
-    MOST_BACKOFF_S,
-    SHORT_PROMPT_TOKENS,
-    Failure,
-    RecoveryStep,
-    Toll,
-    Trouble,
-    backoff_s,
-    failure_of_pair,
-    next_step,
-)
+from baton.services.router import recovery
+from baton.services.router.recovery import SHORT_PROMPT_TOKENS, Failure, Trouble, backoff_s
+
+Step = recovery.RecoveryStep
 
 
 @pytest.mark.parametrize(
     ("trouble", "failures_left", "tokens", "step"),
     [
-        (Trouble.LOST, 2, 10, RecoveryStep.PLACE_AGAIN),
-        (Trouble.LOST, 0, 10, RecoveryStep.GIVE_UP),
-        (Trouble.ENGINE, 0, 10, RecoveryStep.PLACE_AGAIN),  # trials have their own limits
-        (Trouble.INVALID, 2, 10, RecoveryStep.GIVE_UP),
-        (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS, RecoveryStep.COMPUTE_HERE),
-        (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS + 1, RecoveryStep.PLACE_AGAIN),
-        (Trouble.HANDOFF, 0, 10**6, RecoveryStep.COMPUTE_HERE),
-        (Trouble.PREFIX, 0, 10**6, RecoveryStep.SAME_WORKERS),
-        (Trouble.ENCODE, 0, 10**6, RecoveryStep.SAME_WORKERS),
-        (Trouble.NOT_KEPT, 0, 10**6, RecoveryStep.COMPUTE_HERE),
-        (Trouble.REFUSED, 0, 10**6, RecoveryStep.PLACE_AGAIN),  # it does not count
-        (Trouble.FULL, 0, 10**6, RecoveryStep.PLACE_AGAIN),
-        (Trouble.UNREACHABLE, 0, 10**6, RecoveryStep.PLACE_AGAIN),
+        (Trouble.LOST, 2, 10, Step.PLACE_AGAIN),
+        (Trouble.LOST, 0, 10, Step.GIVE_UP),
+        (Trouble.ENGINE, 0, 10, Step.PLACE_AGAIN),  # trials have their own limits
+        (Trouble.INVALID, 2, 10, Step.GIVE_UP),
+        (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS, Step.COMPUTE_HERE),
+        (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS + 1, Step.PLACE_AGAIN),
+        (Trouble.HANDOFF, 0, 10**6, Step.COMPUTE_HERE),
+        (Trouble.PREFIX, 0, 10**6, Step.SAME_WORKERS),
+        (Trouble.ENCODE, 0, 10**6, Step.SAME_WORKERS),
+        (Trouble.NOT_KEPT, 0, 10**6, Step.COMPUTE_HERE),
+        (Trouble.REFUSED, 0, 10**6, Step.PLACE_AGAIN),  # it does not count
+        (Trouble.FULL, 0, 10**6, Step.PLACE_AGAIN),
+        (Trouble.UNREACHABLE, 0, 10**6, Step.PLACE_AGAIN),
     ],
 )
 def test_next_step(trouble, failures_left, tokens, step):
     failure = Failure(trouble, "w", "")
-    assert next_step(failure, failures_left=failures_left, tokens_to_prefill=tokens) is step
+    assert recovery.next_step(failure, failures_left=failures_left, tokens_to_prefill=tokens) is step
 
 
 def test_backoff_doubles_up_to_a_limit():
     assert backoff_s(0) == backoff_s(1) == 0
     waits = [backoff_s(retries) for retries in range(2, 30)]
-    assert 0.75 * BACKOFF_S <= waits[0] <= 1.25 * BACKOFF_S
-    assert all(wait <= 1.25 * MOST_BACKOFF_S for wait in waits)
-    assert waits[-1] >= 0.75 * MOST_BACKOFF_S
-    assert sum(waits[:4]) < MOST_BACKOFF_S
+    assert 0.75 * recovery.BACKOFF_S <= waits[0] <= 1.25 * recovery.BACKOFF_S
+    assert all(wait <= 1.25 * recovery.MOST_BACKOFF_S for wait in waits)
+    assert waits[-1] >= 0.75 * recovery.MOST_BACKOFF_S
+    assert sum(waits[:4]) < recovery.MOST_BACKOFF_S
 
 
 @pytest.mark.parametrize(
@@ -63,7 +53,7 @@ def test_backoff_doubles_up_to_a_limit():
     ],
 )
 def test_the_toll_counts_workers_instead_of_attempts(failed, workers):
-    toll = Toll()
+    toll = recovery.Toll()
     for worker_id in failed:
         toll.add(worker_id)
     assert len(toll) == workers
@@ -107,7 +97,7 @@ def failed(trouble, worker_id):
     ],
 )
 def test_an_attempt_s_failure_from_its_two_legs(prefill, decode, begun, worker_id, trouble):
-    failure = failure_of_pair(
+    failure = recovery.failure_of_pair(
         failed(prefill, "p") if prefill else None, failed(decode, "d") if decode else None, begun=begun
     )
     assert (failure.trouble if failure else None) is trouble

@@ -24,11 +24,7 @@ async def test_prefill_then_decode(cluster):
     prefill, decode = await cluster.pair()
     right(await cluster.ask(PROMPT), PROMPT, 8)
     [first], [second] = prefill.seen.starts, decode.seen.starts
-    assert (first.phase, list(first.output_token_ids), first.HasField("source")) == (
-        PHASE_PREFILL,
-        [],
-        False,
-    )
+    assert (first.phase, list(first.output_token_ids), first.HasField("source")) == (PHASE_PREFILL, [], False)
     assert (second.phase, list(second.output_token_ids)) == (PHASE_DECODE, [])
     source = second.source
     assert (source.worker_id, source.address) == (prefill.worker_id, prefill.address)
@@ -205,13 +201,12 @@ async def test_kv_that_waits_to_be_pulled_keeps_its_stream_open(cluster, monkeyp
 
 async def test_an_idle_worker_stays_connected(cluster):
     cluster.remake(silence_s=0.2)
-    prefill, decode = await cluster.pair()
+    await cluster.pair()
     right(await cluster.ask(PROMPT), PROMPT, 8)
     streams = dict(cluster.pool._streams)
     await asyncio.sleep(0.6)
     assert cluster.pool._streams == streams
     assert not cluster.pool.suspects()
-    del prefill, decode
 
 
 async def test_a_full_journal_refuses_early(cluster):

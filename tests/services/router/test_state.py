@@ -1,5 +1,3 @@
-"""The journal bounds the memory of requests."""
-
 import sys
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""A request's time is divided into stages without gaps."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""The waiting room: turns, limits, classes and the expected wait."""
-
 import asyncio
 import random
 
@@ -34,11 +32,9 @@ class House:
         return asyncio.create_task(self.waiting.admit(party, deadline, self._door(name), service))
 
     def back(self, name, wait_s=15.0):
-        """Place a guest that lost its room."""
         return asyncio.create_task(self.waiting.resume(wait_s, self._door(name)))
 
     async def queue(self, *names, **how):
-        """Let guests come, and wait until all of them wait."""
         return await self.wait_for([self.guest(name, **how) for name in names])
 
     async def wait_for(self, guests):
@@ -51,7 +47,6 @@ class House:
         self.waiting.freed()
 
     async def refill(self, rooms=1):
-        """Free rooms, and wait until they are taken."""
         self.leave(rooms)
         await until(lambda: self.rooms == 0, "the rooms are taken")
 

@@ -1,9 +1,4 @@
-"""A simulated engine and its cache, with times that can be computed by hand."""
-
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable, Coroutine
 
 import pytest
 
@@ -18,35 +13,32 @@ BLOCK = 10
 PACE = Pace(prefill=[(0, 0.01), (100, 0.11)], decode=[(0, 0.01), (100, 0.21)])
 PROFILE = Profile(pace=PACE, engine=Engine(step_tokens=100, batch=4, kv_tokens=1_000, max_model_len=900))
 
-Scenario = Callable[[VirtualLoop, SimulatedEngine], Coroutine[None, None, None]]
 
-
-def on(scenario: Scenario, profile: Profile = PROFILE) -> SimulatedEngine:
-    """Run a scenario on one engine."""
+def on(scenario, profile=PROFILE):
     loop = VirtualLoop()
     engine = SimulatedEngine(loop, profile, BLOCK, Machine(profile.engine.cores))
     run(scenario(loop, engine), loop)
     return engine
 
 
-def job(loop: VirtualLoop, prompt: int, output: int, *, given: bool = False, name: int = 0) -> Job:
+def job(loop, prompt, output, *, given=False, name=0):
     """Return a request; those with the same `name` have the same blocks."""
     hashes = [1_000 * (name + 1) + at for at in range((prompt + output) // BLOCK)]
     return Job(hashes, prompt, output, given, loop.create_future())
 
 
-def test_the_virtual_loop_skips_waits_and_detects_deadlocks() -> None:
-    async def wait() -> float:
+def test_the_virtual_loop_skips_waits_and_detects_deadlocks():
+    async def wait():
         await asyncio.sleep(1e6)
         return asyncio.get_running_loop().time()
 
     assert run(wait(), VirtualLoop()) == pytest.approx(1e6)
     with pytest.raises(Stalled):
-        run(asyncio.Event().wait(), VirtualLoop())  # type: ignore[arg-type]
+        run(asyncio.Event().wait(), VirtualLoop())
 
 
-def test_the_steps_of_a_request() -> None:
-    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+def test_the_steps_of_a_request():
+    async def scenario(loop, engine):
         one = job(loop, 150, 3)
         engine.submit(one)
         await one.over
@@ -62,8 +54,8 @@ def test_the_steps_of_a_request() -> None:
     assert engine.busy_s == pytest.approx(0.17 + 0.024)
 
 
-def test_a_second_turn_hits_the_cached_first_one() -> None:
-    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+def test_a_second_turn_hits_the_cached_first_one():
+    async def scenario(loop, engine):
         one = job(loop, 95, 16)  # 110 tokens have KV: the last token has none
         engine.submit(one)
         await one.over
@@ -76,8 +68,8 @@ def test_a_second_turn_hits_the_cached_first_one() -> None:
     on(scenario)
 
 
-def test_prompts_share_a_step_with_decoding_requests() -> None:
-    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+def test_prompts_share_a_step_with_decoding_requests():
+    async def scenario(loop, engine):
         stream = job(loop, 5, 100, given=True, name=9)
         engine.submit(stream)
         await asyncio.sleep(0.001)  # during its first step of 12 ms
@@ -97,8 +89,8 @@ def test_prompts_share_a_step_with_decoding_requests() -> None:
     on(scenario)
 
 
-def test_a_handed_over_request_joins_at_the_end_of_a_step() -> None:
-    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+def test_a_handed_over_request_joins_at_the_end_of_a_step():
+    async def scenario(loop, engine):
         one, two = job(loop, 50, 10, given=True, name=1), job(loop, 50, 4, given=True, name=2)
         engine.submit(one)
         await asyncio.sleep(0.030)  # 2.5 steps of 12 ms
@@ -113,10 +105,10 @@ def test_a_handed_over_request_joins_at_the_end_of_a_step() -> None:
     on(scenario)
 
 
-def test_outputs_that_outgrow_the_cache_cause_a_preemption() -> None:
+def test_outputs_that_outgrow_the_cache_cause_a_preemption():
     small = PROFILE.model_copy(update={"engine": Engine(step_tokens=100, batch=4, kv_tokens=200)})
 
-    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+    async def scenario(loop, engine):
         jobs = [job(loop, 60, 80, given=True, name=name) for name in range(2)]
         for one in jobs:
             engine.submit(one)
@@ -129,10 +121,10 @@ def test_outputs_that_outgrow_the_cache_cause_a_preemption() -> None:
     assert engine.cache.free == engine.cache.blocks
 
 
-def test_an_aborted_request_leaves_after_the_current_step() -> None:
+def test_an_aborted_request_leaves_after_the_current_step():
     """It may decode, compute its prompt or wait; computed blocks stay cached."""
 
-    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+    async def scenario(loop, engine):
         stream, other = job(loop, 50, 40, given=True, name=1), job(loop, 50, 40, given=True, name=2)
         engine.submit(stream)
         engine.submit(other)
@@ -162,8 +154,8 @@ def test_an_aborted_request_leaves_after_the_current_step() -> None:
     assert engine.cache.free == engine.cache.blocks
 
 
-def test_aborting_a_request_that_has_ended_has_no_effect() -> None:
-    async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
+def test_aborting_a_request_that_has_ended_has_no_effect():
+    async def scenario(loop, engine):
         one, two = job(loop, 50, 2, given=True, name=1), job(loop, 50, 9, given=True, name=2)
         engine.submit(one)
         engine.submit(two)
@@ -177,13 +169,13 @@ def test_aborting_a_request_that_has_ended_has_no_effect() -> None:
     assert engine.cache.free == engine.cache.blocks
 
 
-def test_workers_on_one_core_slow_each_other_down() -> None:
+def test_workers_on_one_core_slow_each_other_down():
     loop = VirtualLoop()
     shared = PROFILE.model_copy(update={"engine": PROFILE.engine.model_copy(update={"cores": 1})})
     machine = Machine(1)
     engines = [SimulatedEngine(loop, shared, BLOCK, machine, number) for number in range(2)]
 
-    async def both() -> float:
+    async def both():
         jobs = [job(loop, 90, 1), job(loop, 90, 1)]
         engines[0].submit(jobs[0])
         await jobs[0].over
@@ -196,7 +188,7 @@ def test_workers_on_one_core_slow_each_other_down() -> None:
     assert run(both(), loop) == pytest.approx(0.1 + 2 * 0.1)
 
 
-def test_the_cache_evicts_the_least_recently_used_and_the_end_of_a_prompt() -> None:
+def test_the_cache_evicts_the_least_recently_used_and_the_end_of_a_prompt():
     cache = Cache(10)
     for name in (100, 200):
         held = cache.take([], 4)

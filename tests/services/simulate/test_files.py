@@ -1,9 +1,4 @@
-"""Traces in Mooncake's format, profiles, and `baton tune`."""
-
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -19,13 +14,13 @@ LINES = [
 ]
 
 
-def trace_file(folder: Path, *lines: object) -> Path:
+def trace_file(folder, *lines):
     file = folder / "trace.jsonl"
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return file
 
 
-def test_a_trace_in_mooncakes_format(tmp_path: Path) -> None:
+def test_a_trace_in_mooncakes_format(tmp_path):
     trace = mooncake.read(trace_file(tmp_path, *LINES), speed=2.0)
     one, two = trace.begin()
     assert (one.at, one.prompt, one.output, len(one.hashes)) == (
@@ -50,12 +45,12 @@ def test_a_trace_in_mooncakes_format(tmp_path: Path) -> None:
         ([1], "line 2: TypeError"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: object, says: str) -> None:
+def test_a_bad_line_is_named(tmp_path, line, says):
     with pytest.raises(ConfigError, match=says):
         mooncake.read(trace_file(tmp_path, LINES[0], line))
 
 
-def test_invalid_files_are_refused(tmp_path: Path) -> None:
+def test_invalid_files_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="has no requests"):
         mooncake.read(trace_file(tmp_path))
     with pytest.raises(ConfigError, match="No such file"):
@@ -69,13 +64,13 @@ def test_invalid_files_are_refused(tmp_path: Path) -> None:
         profile.load(file)
 
 
-def test_a_profile_is_loaded_from_its_file(tmp_path: Path) -> None:
+def test_a_profile_is_loaded_from_its_file(tmp_path):
     file = tmp_path / "profile.json"
     file.write_text(Profile(name="mine", pace=Pace(accepted=2.5)).model_dump_json())
     assert profile.load(file) == Profile(name="mine", pace=Pace(accepted=2.5))
 
 
-def test_step_times_follow_the_curves() -> None:
+def test_step_times_follow_the_curves():
     pace = Pace(
         prefill=[(0, 0.01), (100, 0.11)],
         decode=[(0, 0.01), (1, 0.02), (11, 0.03)],
@@ -90,7 +85,7 @@ def test_step_times_follow_the_curves() -> None:
     assert pace.step_s(50, 0, 6, 100) == pytest.approx(0.06 + 0.026 - 0.01)  # the fixed cost counts once
 
 
-def test_baton_tune_prints_the_best_split(tmp_path: Path) -> None:
+def test_baton_tune_prints_the_best_split(tmp_path):
     lines = [{**LINES[at % 2], "timestamp": 100 * at} for at in range(40)]
     arguments = ["tune", str(trace_file(tmp_path, *lines)), "--workers", "3", "--speed", "2"]
     result = CliRunner().invoke(main.app, [*arguments, "--goal-ttft", "2"], catch_exceptions=False)
@@ -105,6 +100,6 @@ def test_baton_tune_prints_the_best_split(tmp_path: Path) -> None:
     assert found[0]["within_goals"] == max(one["within_goals"] for one in found)
 
 
-def test_baton_tune_lists_the_kinds_of_traces() -> None:
+def test_baton_tune_lists_the_kinds_of_traces():
     with pytest.raises(ConfigError, match=r"nor a kind of trace \(chats, shared"):
         CliRunner().invoke(main.app, ["tune", "chat", "--workers", "3"], catch_exceptions=False)

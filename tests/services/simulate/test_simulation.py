@@ -1,7 +1,3 @@
-"""Whole simulations."""
-
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -11,12 +7,12 @@ from baton.services.config import RouterSettings, SchedulerSettings
 from baton.services.router.errors import Why
 from baton.services.simulate import tune
 from baton.services.simulate.deployment import Setup, Split
-from baton.services.simulate.figures import Goals, Run
+from baton.services.simulate.figures import Goals
 from baton.services.simulate.loop import VirtualLoop, run
 from baton.services.simulate.mooncake import MooncakeTrace
 from baton.services.simulate.profile import Engine, Handoff, Pace, Profile
 from baton.services.simulate.simulation import _Simulation, simulate
-from baton.services.simulate.traces import KINDS, Ask, Conversations, Kind, Trace
+from baton.services.simulate.traces import KINDS, Ask, Conversations, Kind
 
 PACE = Pace(prefill=[(0, 0.01), (100, 0.11)], decode=[(0, 0.01), (100, 0.21)], overhead_s=0.005)
 WAY = Handoff(token_bytes=1_000, bytes_per_s=1e6, latency_s=0.002, early=False)
@@ -25,21 +21,19 @@ PAIR = Split(1, 1)
 CHAT = Kind("small chats", 2, 30, 40, 20, 12, 4, 1.0)
 
 
-def recorded(*asks: Ask) -> MooncakeTrace:
-    """Return a trace of these requests, in blocks of 10 tokens."""
+def recorded(*asks):
     return MooncakeTrace(list(asks), block_tokens=10)
 
 
-def chats(seconds: float = 15.0, seed: int = 0, per_s: float = 6.0) -> Conversations:
+def chats(seconds=15.0, seed=0, per_s=6.0):
     return Conversations(CHAT, per_s, seconds, seed=seed, block_tokens=10, most_tokens=1_000)
 
 
-def one(trace: Trace, split: Split = PAIR, profile: Profile = PROFILE, **setup: object) -> Run:
-    """Simulate without a warm-up."""
-    return simulate(Setup(split, profile, warm_share=0.0, **setup), trace)  # type: ignore[arg-type]
+def one(trace, split=PAIR, profile=PROFILE, **setup):
+    return simulate(Setup(split, profile, warm_share=0.0, **setup), trace)
 
 
-def test_the_times_of_a_request() -> None:
+def test_the_times_of_a_request():
     hashes = [7_000 + at for at in range(16)]
     run_ = one(recorded(Ask(0.0, 150, 5, hashes), Ask(9.0, 155, 3, hashes)))
     first, second = run_.outcomes
@@ -57,7 +51,7 @@ def test_the_times_of_a_request() -> None:
     assert figures["computed_share"] == pytest.approx(155 / 305, abs=1e-4)
 
 
-def test_kv_that_is_moved_early_arrives_sooner() -> None:
+def test_kv_that_is_moved_early_arrives_sooner():
     hashes = [7_000 + at for at in range(16)]
     early = PROFILE.model_copy(update={"handoff": WAY.model_copy(update={"early": True})})
     (outcome,) = one(recorded(Ask(0.0, 150, 5, hashes)), profile=early).outcomes
@@ -65,25 +59,25 @@ def test_kv_that_is_moved_early_arrives_sooner() -> None:
     assert outcome.ended == pytest.approx(0.11 + 0.15 + 0.002 + 4 * 0.012 + 0.005)
 
 
-def test_speculation_shortens_the_answer() -> None:
+def test_speculation_shortens_the_answer():
     fast = PROFILE.model_copy(update={"pace": PACE.model_copy(update={"accepted": 2.0, "drafting": 1.5})})
     (outcome,) = one(recorded(Ask(0.0, 50, 9, [])), profile=fast).outcomes
     assert outcome.ended - outcome.first == pytest.approx(0.052 + 4 * 0.018)  # eight tokens in four steps
 
 
 @pytest.mark.parametrize("split", [Split(2, 2), Split(mixed=3)], ids=str)
-def test_the_same_seed_gives_the_same_outcome(split: Split) -> None:
+def test_the_same_seed_gives_the_same_outcome(split):
     runs = [one(chats(), split, seed=3).outcomes for _ in range(2)]
     assert runs[0] == runs[1]
     assert runs[0] != one(chats(seed=1), split, seed=3).outcomes
 
 
-def test_all_requests_end_and_nothing_stays_booked() -> None:
+def test_all_requests_end_and_nothing_stays_booked():
     loop = VirtualLoop()
     simulation = _Simulation(loop, Setup(Split(2, 2), PROFILE), chats(25.0, per_s=6.0), None)
     deployment = simulation._deployment
 
-    async def whole() -> tuple[Run, int, dict[str, int]]:
+    async def whole():
         found = await simulation.run()
         await asyncio.sleep(1.0)  # the last reports
         view = deployment.roster.view()
@@ -111,12 +105,12 @@ def test_all_requests_end_and_nothing_stays_booked() -> None:
     ],
     ids=["prompt", "handoff", "decoding"],
 )
-def test_a_request_that_times_out_leaves_nothing_on_the_workers(ask: Ask, after_s: float) -> None:
+def test_a_request_that_times_out_leaves_nothing_on_the_workers(ask, after_s):
     loop = VirtualLoop()
     setup = Setup(PAIR, PROFILE, router=RouterSettings(request_timeout_s=after_s))
     simulation = _Simulation(loop, setup, recorded(ask), None)
 
-    async def whole() -> None:
+    async def whole():
         await simulation.run()
         await asyncio.sleep(0.2)  # the current steps
 
@@ -128,7 +122,7 @@ def test_a_request_that_times_out_leaves_nothing_on_the_workers(ask: Ask, after_
         assert worker.pinned == worker.pinned_handoffs == 0
 
 
-def test_blocks_in_the_index_are_in_the_cache() -> None:
+def test_blocks_in_the_index_are_in_the_cache():
     # Turns are slow, so every heartbeat arrives before the next turn.
     slow = Kind("slow chats", 2, 100, 60, 40, 20, 6, 20.0)
     trace = Conversations(slow, 1.0, 300.0, block_tokens=10, most_tokens=900)
@@ -142,7 +136,7 @@ def test_blocks_in_the_index_are_in_the_cache() -> None:
     assert sum(believed == hit for believed, hit in known) > 0.95 * len(known)
 
 
-def test_cache_reports_reduce_computed_tokens() -> None:
+def test_cache_reports_reduce_computed_tokens():
     shares = {
         events: one(chats(30.0), Split(3, 3), events=events).figures()["computed_share"]
         for events in (True, False)
@@ -150,7 +144,7 @@ def test_cache_reports_reduce_computed_tokens() -> None:
     assert shares[True] < 0.8 * shares[False]
 
 
-def test_caches_stay_known_between_rare_heartbeats() -> None:
+def test_caches_stay_known_between_rare_heartbeats():
     rare = SchedulerSettings(heartbeat_s=20.0, worker_lease_s=60.0)
     hashes = [7_000 + at for at in range(16)]
     # Each worker reports at a random time up to 21 s, and again 20 s later.
@@ -159,7 +153,7 @@ def test_caches_stay_known_between_rare_heartbeats() -> None:
     assert [out.known for out in found.outcomes] == [0] + [149] * 40  # the last token is computed anyway
 
 
-def test_full_workers_make_requests_wait() -> None:
+def test_full_workers_make_requests_wait():
     tight = SchedulerSettings(max_queued_prompt_tokens=150, idle_decode_tokens=0)
     asks = [Ask(0.001 * number, 100, 2, []) for number in range(6)]
     found = one(recorded(*asks), scheduler=tight)
@@ -168,14 +162,14 @@ def test_full_workers_make_requests_wait() -> None:
     assert max(out.first_s for out in found.outcomes) == pytest.approx(6 * 0.11, abs=0.1)
 
 
-def test_a_request_is_refused_if_the_queue_is_full() -> None:
+def test_a_request_is_refused_if_the_queue_is_full():
     tight = SchedulerSettings(max_queued_prompt_tokens=150, idle_decode_tokens=0)
     asks = [Ask(0.05 * number, 800, 2, []) for number in range(4)]
     found = one(recorded(*asks), scheduler=tight, router=RouterSettings(max_waiting=1))
     assert [out.problem for out in found.outcomes] == ["", "", Why.QUEUE, Why.QUEUE]
 
 
-def test_the_first_class_goes_first_at_the_worker_too() -> None:
+def test_the_first_class_goes_first_at_the_worker_too():
     interactive, batch = Classes()
     asks = [Ask(0.001 * number, 100, 2, [], service=batch) for number in range(12)]
     late = Ask(0.02, 100, 2, [], service=interactive)
@@ -184,14 +178,14 @@ def test_the_first_class_goes_first_at_the_worker_too() -> None:
     assert order.index("interactive") <= 4  # after at most four whose prompts had begun
 
 
-def test_tune_gives_more_workers_to_the_longer_work() -> None:
-    def best(prompt: int, output: int, per_s: float, workers: int, seconds: float) -> tuple[Split, int]:
+def test_tune_gives_more_workers_to_the_longer_work():
+    def best(prompt, output, per_s, workers, seconds):
         kind = Kind("", 1, 0, prompt, 0, output, 1, 0.0)
         quick = PROFILE.model_copy(update={"handoff": WAY.model_copy(update={"bytes_per_s": 1e9})})
         alone = SchedulerSettings(idle_decode_tokens=0)  # decode workers take no prompts
         setup = Setup(Split(1, 1), quick, alone, goals=Goals(0.6, 0.016))
 
-        def trace() -> Trace:
+        def trace():
             return Conversations(kind, per_s, seconds, block_tokens=10, most_tokens=1_000)
 
         found = tune.search(setup, trace, workers, lambda _: None)
@@ -206,7 +200,7 @@ def test_tune_gives_more_workers_to_the_longer_work() -> None:
     assert tried < 15
 
 
-def test_kinds_have_their_sizes() -> None:
+def test_kinds_have_their_sizes():
     for name, kind in KINDS.items():
         trace = Conversations(kind, 5.0, 400.0)
         asks = list(trace.begin())

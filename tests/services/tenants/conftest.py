@@ -1,29 +1,24 @@
-from __future__ import annotations
-
-from collections.abc import AsyncIterator, Awaitable, Callable
-
 import pytest
 
 from baton.services.tenants import shared
 from baton.services.tenants.shared import SharedStore
-from harness.scheduling import RedisServer
 from tests.scheduler.conftest import own_redis as own_redis
 from tests.scheduler.conftest import redis_server as redis_server
 from tests.scheduler.conftest import topic as topic
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch):
     """Raise the timeout of calls: on a busy machine 0.5 s may be too short."""
     monkeypatch.setattr(shared, "CALL_S", 10.0)
 
 
 @pytest.fixture
-async def share(topic: str) -> AsyncIterator[Callable[[RedisServer], Awaitable[SharedStore]]]:
+async def share(topic):
     """Yield a function that connects another router to a Redis."""
-    made: list[SharedStore] = []
+    made = []
 
-    async def another(server: RedisServer) -> SharedStore:
+    async def another(server):
         made.append(SharedStore(server.url, topic))
         made[-1].start()
         return made[-1]

@@ -1,11 +1,5 @@
-"""The key book in a file and in Redis: atomic edits, changes, and errors."""
-
-from __future__ import annotations
-
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -13,21 +7,15 @@ from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import ApiKey, Book, BookError, Tenant
 from baton.services.tenants.redis_book import RedisBook
 from baton.services.tenants.redis_keys import book as book_key
-from harness.scheduling import RedisServer
-
-Place = FileBook | RedisBook
 
 
-def key(number: int) -> ApiKey:
+def key(number):
     return ApiKey(tenant="acme", sha256=f"{number:064x}")
 
 
 @pytest.fixture(params=["file", "redis"])
-async def places(
-    request: pytest.FixtureRequest, tmp_path: Path, topic: str
-) -> AsyncIterator[tuple[Place, Place]]:
+async def places(request, tmp_path, topic):
     """Yield a book as two processes see it."""
-    made: tuple[Place, Place]
     if request.param == "file":
         made = FileBook(str(tmp_path / "keys.yaml")), FileBook(str(tmp_path / "keys.yaml"))
     else:
@@ -38,7 +26,7 @@ async def places(
         await one.close()
 
 
-async def test_edits_are_seen_once(places: tuple[Place, Place]) -> None:
+async def test_edits_are_seen_once(places):
     writer, reader = places
     with pytest.raises(BookError):
         await reader.changed()  # it does not exist yet
@@ -52,7 +40,7 @@ async def test_edits_are_seen_once(places: tuple[Place, Place]) -> None:
     assert not book.keys
 
 
-async def test_a_refused_edit_changes_nothing(places: tuple[Place, Place]) -> None:
+async def test_a_refused_edit_changes_nothing(places):
     writer, reader = places
     await writer.edit(lambda held: held.with_key("a", key(1)))
     await reader.changed()
@@ -61,7 +49,7 @@ async def test_a_refused_edit_changes_nothing(places: tuple[Place, Place]) -> No
     assert await reader.changed() is None
 
 
-async def test_no_edit_is_lost_among_many_at_once(places: tuple[Place, Place]) -> None:
+async def test_no_edit_is_lost_among_many_at_once(places):
     writer, reader = places
     edits = [lambda held, at=at: held.with_key(f"k{at}", key(at)) for at in range(8)]
     await asyncio.gather(*((writer, reader)[at % 2].edit(edit) for at, edit in enumerate(edits)))
@@ -69,7 +57,7 @@ async def test_no_edit_is_lost_among_many_at_once(places: tuple[Place, Place]) -
     assert sorted(book.keys) == [f"k{at}" for at in range(8)]
 
 
-async def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path: Path) -> None:
+async def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path):
     file = tmp_path / "keys.yaml"
     place = FileBook(str(file))
     await place.edit(lambda held: held.with_key("a", key(1)))
@@ -103,7 +91,7 @@ async def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path: Path) 
         (b"keys: {a: {tenant: 7, sha256: 1e5}}", ""),
     ],
 )
-async def test_an_invalid_file_is_reported_with_its_path(tmp_path: Path, text: bytes, said: str) -> None:
+async def test_an_invalid_file_is_reported_with_its_path(tmp_path, text, said):
     file = tmp_path / "keys.yaml"
     file.write_bytes(text)
     with pytest.raises(BookError, match=said or "keys.yaml") as error:
@@ -112,14 +100,12 @@ async def test_an_invalid_file_is_reported_with_its_path(tmp_path: Path, text: b
     assert "c4nary" not in str(error.value)
 
 
-async def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
+async def test_an_unwritable_folder_is_reported(tmp_path):
     with pytest.raises(BookError, match="cannot be written: No such file"):
         await FileBook(str(tmp_path / "nowhere" / "k")).edit(lambda held: held)
 
 
-async def test_a_redis_without_its_book_is_reported_without_its_password(
-    redis_server: RedisServer, topic: str
-) -> None:
+async def test_a_redis_without_its_book_is_reported_without_its_password(redis_server, topic):
     place = RedisBook(redis_server.url, topic)
     await place.edit(lambda held: held.with_key("a", key(1)))
     assert await place.changed() is not None
@@ -138,7 +124,7 @@ async def test_a_redis_without_its_book_is_reported_without_its_password(
     await nobody.close()
 
 
-async def test_what_looks_like_a_date_is_a_name(tmp_path: Path) -> None:
+async def test_what_looks_like_a_date_is_a_name(tmp_path):
     file = tmp_path / "keys.yaml"
     file.write_text(f"keys: {{2024-01-31: {{tenant: 2024-02-30, sha256: '{7:064x}'}}}}")
     book = await FileBook(str(file)).changed()

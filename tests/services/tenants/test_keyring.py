@@ -1,12 +1,5 @@
-"""A router's keys follow the book; while the book is invalid, its last valid keys stay."""
-
-from __future__ import annotations
-
 import asyncio
 import os
-from pathlib import Path
-
-import pytest
 
 from baton import keeping
 from baton.services.tenants import keyring as module
@@ -15,23 +8,21 @@ from baton.services.tenants.keyring import Keyring
 from baton.services.tenants.model import ApiKey, Book, digest
 from baton.services.tenants.redis_book import RedisBook
 from baton.tasks import stop
-from harness.scheduling import RedisServer, until
+from harness.scheduling import until
 
 NAMES = ("one", "two")
 
 
-def book(*names: str) -> str:
+def book(*names):
     rows = [f"  {name}: {{tenant: of-{name}, sha256: {digest(name.encode()).hex()}}}\n" for name in names]
     return "keys:\n" + "".join(rows) if rows else "keys: {}\n"
 
 
-def known(ring: Keyring) -> list[str]:
+def known(ring):
     return [name for name in (*NAMES, "three") if ring.find(name.encode()) is not None]
 
 
-async def test_changes_take_effect_and_a_bad_edit_keeps_the_last_keys(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_changes_take_effect_and_a_bad_edit_keeps_the_last_keys(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     caplog.set_level("INFO")
     file = tmp_path / "keys.yaml"
@@ -42,7 +33,7 @@ async def test_changes_take_effect_and_a_bad_edit_keeps_the_last_keys(
     assert (ring.problem, known(ring)) == ("", ["one"])
     following = asyncio.create_task(ring.follow())
 
-    async def becomes(*names: str) -> None:
+    async def becomes(*names):
         await until(lambda: known(ring) == list(names))
 
     file.write_text(book("one", "two"))
@@ -69,9 +60,7 @@ async def test_changes_take_effect_and_a_bad_edit_keeps_the_last_keys(
     following.cancel()
 
 
-async def test_keys_outlive_their_redis(
-    own_redis: RedisServer, topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_keys_outlive_their_redis(own_redis, topic, caplog):
     place = RedisBook(own_redis.url, topic)
     ring = Keyring(place)
     await ring.look()
@@ -92,7 +81,7 @@ async def test_keys_outlive_their_redis(
     await ring.close()
 
 
-async def test_a_thousand_keys_are_read_in_a_moment(tmp_path: Path) -> None:
+async def test_a_thousand_keys_are_read_in_a_moment(tmp_path):
     file = tmp_path / "keys.yaml"
     file.write_text(book(*(f"k{number}" for number in range(1_000))))
     ring = Keyring(FileBook(str(file)))
@@ -106,10 +95,10 @@ async def test_a_thousand_keys_are_read_in_a_moment(tmp_path: Path) -> None:
 class Broken:
     """A source that fails with a bug at the second look, and lacks a key at the third."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.looks = 0
 
-    async def changed(self) -> Book | None:
+    async def changed(self):
         self.looks += 1
         if self.looks == 2:
             raise KeyError("a bug")
@@ -117,13 +106,11 @@ class Broken:
         keys = {name: ApiKey(tenant="a", sha256=digest(name.encode()).hex()) for name in names}
         return Book(keys=keys)
 
-    async def close(self) -> None:
+    async def close(self):
         pass
 
 
-async def test_a_revoked_key_is_refused_though_a_bug_ended_the_task(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_revoked_key_is_refused_though_a_bug_ended_the_task(caplog, monkeypatch):
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     monkeypatch.setattr(keeping, "PAUSE_S", 0.01)
     ring = Keyring(Broken())

@@ -1,34 +1,22 @@
-"""Rates, slots and quotas of one router, of two that share a Redis, and while that Redis is down."""
-
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 from redis.exceptions import NoPermissionError
 
-from baton.services.tenants import redis_keys, shared, slots
+from baton.services.tenants import quotas, redis_keys, shared
 from baton.services.tenants.model import ANYBODY, Caller, Limits, OverLimit, Tenant
-from baton.services.tenants.quotas import Quotas, Visit
-from baton.services.tenants.rates import Rate, Rates
-from baton.services.tenants.shared import SharedStore
-from baton.services.tenants.slots import SlotLimit, Slots
-from harness.scheduling import RedisServer, until
+from baton.services.tenants.quotas import Quotas, Rate, Rates, SlotLimit, Slots
+from harness.scheduling import until
 from harness.support import PATIENCE
 
-Share = Callable[[RedisServer], Awaitable[SharedStore]]
 
-
-def caller(key: str = "k", tenant: str = "acme", own: dict[str, int] | None = None, **limits: Any) -> Caller:
+def caller(key="k", tenant="acme", own=None, **limits):
     return Caller(key, tenant, Limits(**(own or {})), Tenant(**limits))
 
 
-async def entered(quotas: Quotas, who: Caller, count: int) -> list[Visit]:
-    """Enter `count` times; return the admitted visits."""
+async def entered(quotas, who, count):
     found = []
     for _ in range(count):
         try:
@@ -39,11 +27,11 @@ async def entered(quotas: Quotas, who: Caller, count: int) -> list[Visit]:
 
 
 @pytest.fixture
-def alone() -> Quotas:
+def alone():
     return Quotas(None, "r1")
 
 
-async def test_processes_of_one_router_divide_a_limit_without_redis() -> None:
+async def test_processes_of_one_router_divide_a_limit_without_redis():
     both = [Quotas(None, f"r{number}", processes=2) for number in range(2)]
     who = caller(concurrency=4)
     assert [len(await entered(one, who, 10)) for one in both] == [2, 2]
@@ -55,7 +43,7 @@ async def test_processes_of_one_router_divide_a_limit_without_redis() -> None:
     assert wait_s == pytest.approx(60.0, abs=2.0)  # half of the rate
 
 
-async def test_without_limits_nothing_is_refused(alone: Quotas) -> None:
+async def test_without_limits_nothing_is_refused(alone):
     visits = [*await entered(alone, ANYBODY, 200), *await entered(alone, caller(), 200)]
     assert len(visits) == 400
     for number, visit in enumerate(visits):
@@ -71,9 +59,7 @@ async def test_without_limits_nothing_is_refused(alone: Quotas) -> None:
         (caller(own={"concurrency": 3}), r"key 'k' is limited to 3 requests at a time \(concurrency\)"),
     ],
 )
-async def test_a_refusal_names_the_limit_its_value_and_whose_it_is(
-    alone: Quotas, who: Caller, said: str
-) -> None:
+async def test_a_refusal_names_the_limit_its_value_and_whose_it_is(alone, who, said):
     assert len(await entered(alone, who, 3)) == 3
     with pytest.raises(OverLimit, match=said) as refused:  # noqa: PT012 (one may be admitted)
         for _ in range(100):
@@ -82,7 +68,7 @@ async def test_a_refusal_names_the_limit_its_value_and_whose_it_is(
     assert f"({refused.value.limit})" in str(refused.value)
 
 
-async def test_requests_come_back_at_their_rate(alone: Quotas) -> None:
+async def test_requests_come_back_at_their_rate(alone):
     who, began = caller(requests_per_s=20), time.monotonic()
     count = len(await entered(alone, who, 60))
     assert 20 <= count <= 20 + 20 * (time.monotonic() - began) + 1  # a burst of one second's worth
@@ -99,7 +85,7 @@ async def test_requests_come_back_at_their_rate(alone: Quotas) -> None:
     assert count <= 20 + 20 * (time.monotonic() - began) + 1
 
 
-async def test_of_several_limits_all_are_taken_or_none(alone: Quotas) -> None:
+async def test_of_several_limits_all_are_taken_or_none(alone):
     who = caller(own={"concurrency": 5, "requests_per_s": 100}, requests_per_s=2)
     visits = await entered(alone, who, 50)
     assert len(visits) == 2
@@ -110,15 +96,7 @@ async def test_of_several_limits_all_are_taken_or_none(alone: Quotas) -> None:
     assert len(await entered(alone, other, 50)) == 2
 
 
-async def test_a_tenant_s_limits_are_shared_by_its_keys(alone: Quotas) -> None:
-    one, two = caller("one", concurrency=3), caller("two", concurrency=3)
-    visits = await entered(alone, one, 2)
-    assert len(await entered(alone, two, 2)) == 1
-    visits[0].leave()
-    assert len(await entered(alone, two, 2)) == 1
-
-
-async def test_tokens_are_charged_before_and_corrected_after(alone: Quotas) -> None:
+async def test_tokens_are_charged_before_and_corrected_after(alone):
     visit = await alone.enter(caller(tokens_per_min=1_000))
     await visit.charge("a", prompt=100, most=500)
     with pytest.raises(
@@ -136,9 +114,7 @@ async def test_tokens_are_charged_before_and_corrected_after(alone: Quotas) -> N
     await visit.charge("d", prompt=100, most=148)
 
 
-async def test_an_answer_that_may_be_longer_than_a_minute_s_tokens_is_charged_with_these(
-    alone: Quotas,
-) -> None:
+async def test_an_answer_that_may_be_longer_than_a_minute_s_tokens_is_charged_with_these(alone):
     visit = await alone.enter(caller(tokens_per_min=1_000))
     await visit.charge("a", prompt=100, most=128_000)
     visit.settle("a", 1_500)  # it turned out longer
@@ -150,7 +126,7 @@ async def test_an_answer_that_may_be_longer_than_a_minute_s_tokens_is_charged_wi
     assert never.value.retry_after_s == 0
 
 
-async def test_two_routers_share_each_limit(redis_server: RedisServer, share: Share) -> None:
+async def test_two_routers_share_each_limit(redis_server, share):
     routers = [Quotas(await share(redis_server), f"r{number}") for number in range(2)]
     who, began = caller(requests_per_s=1, own={"concurrency": 10}), time.monotonic()
     count = len(await entered(routers[0], who, 3)) + len(await entered(routers[1], who, 3))
@@ -159,11 +135,7 @@ async def test_two_routers_share_each_limit(redis_server: RedisServer, share: Sh
     visits = [await entered(router, who, 6) for router in routers]
     assert [len(one) for one in visits] == [6, 1]
     visits[0][0].leave()
-
-    async def free() -> bool:
-        return bool(await entered(routers[1], who, 1))
-
-    await until(free)
+    await until(lambda: entered(routers[1], who, 1))
     assert not await entered(routers[0], who, 2)
     who = caller("tokens", "c", tokens_per_min=600)
     one, two = [await router.enter(who) for router in routers]
@@ -172,7 +144,7 @@ async def test_two_routers_share_each_limit(redis_server: RedisServer, share: Sh
         await two.charge("b", 100, 300)
     one.settle("a", 150)
 
-    async def charged() -> bool:
+    async def charged():
         try:
             await two.charge("b", 100, 300)
         except OverLimit:
@@ -184,7 +156,7 @@ async def test_two_routers_share_each_limit(redis_server: RedisServer, share: Sh
         await one.charge("c", 100, 1)
 
 
-async def test_two_routers_hold_a_rate_together(redis_server: RedisServer, share: Share) -> None:
+async def test_two_routers_hold_a_rate_together(redis_server, share):
     """Together they admit one bucket and its rate, within 5 %, under any load."""
     routers = [Quotas(await share(redis_server), f"r{number}") for number in range(2)]
     deadline = time.monotonic() + 10 * PATIENCE
@@ -197,7 +169,7 @@ async def test_two_routers_hold_a_rate_together(redis_server: RedisServer, share
         assert time.monotonic() < deadline, f"{admitted} of {asked} were admitted; it may be {most:.0f}"
 
 
-async def _flood(routers: list[Quotas], tenant: str) -> tuple[int, int, float]:
+async def _flood(routers, tenant):
     """Send requests for a second; return how many were admitted, sent, and allowed."""
     who = caller(tenant, tenant, requests_per_s=200)
     began, admitted, asked = time.monotonic(), 0, 0
@@ -209,9 +181,7 @@ async def _flood(routers: list[Quotas], tenant: str) -> tuple[int, int, float]:
     return admitted, asked, 200 + 200 * (time.monotonic() - began)
 
 
-async def test_a_bucket_that_is_full_again_holds_no_more_than_it_may(
-    redis_server: RedisServer, share: Share
-) -> None:
+async def test_a_bucket_that_is_full_again_holds_no_more_than_it_may(redis_server, share):
     """Both in memory and in Redis, where throttled's own number would stay in the past."""
     store = await share(redis_server)
     for rates in (Rates(None), Rates(store)):
@@ -231,10 +201,8 @@ async def test_a_bucket_that_is_full_again_holds_no_more_than_it_may(
     assert [await store.client.ttl(key) for key in keys] == [pytest.approx(60, abs=2)]
 
 
-async def test_the_slots_of_a_router_that_died_come_back(
-    redis_server: RedisServer, share: Share, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slots, "_LEASE_MS", 1_500)  # longer than a busy machine stalls
+async def test_the_slots_of_a_router_that_died_come_back(redis_server, share, monkeypatch):
+    monkeypatch.setattr(quotas, "_LEASE_MS", 1_500)  # longer than a busy machine stalls
     monkeypatch.setattr(redis_keys, "RENEW_S", 0.05)
     dead, alive = [Quotas(await share(redis_server), name) for name in ("dead", "alive")]
     alive.start()
@@ -244,7 +212,7 @@ async def test_the_slots_of_a_router_that_died_come_back(
     mine = await entered(alive, who, 9)
     assert len(mine) == 1
 
-    async def all_four() -> bool:
+    async def all_four():
         mine.extend(await entered(alive, who, 9))
         return len(mine) == 4
 
@@ -256,9 +224,7 @@ async def test_the_slots_of_a_router_that_died_come_back(
     await alive.close()
 
 
-async def test_a_slot_message_that_is_lost_is_mended_by_the_next(
-    redis_server: RedisServer, share: Share
-) -> None:
+async def test_a_slot_message_that_is_lost_is_mended_by_the_next(redis_server, share):
     store = await share(redis_server)
     mine = Slots(store, "r1")
     limit = SlotLimit(mine, "tenant:lossy", 2)
@@ -270,16 +236,14 @@ async def test_a_slot_message_that_is_lost_is_mended_by_the_next(
     assert not await Slots(store, "r2").say("tenant:lossy", 1)
 
 
-async def test_a_slot_message_that_is_overtaken_changes_nothing(
-    redis_server: RedisServer, share: Share, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slot_message_that_is_overtaken_changes_nothing(redis_server, share, monkeypatch):
     """Messages use several connections: an older count must not replace a newer one, not even 0."""
     store = await share(redis_server)
     mine, other = Slots(store, "r1"), Slots(store, "r2")
     limit = SlotLimit(mine, "tenant:overtaken", 2)
     call, waiting = store.call, asyncio.Event()
 
-    async def slow(make: Any) -> Any:
+    async def slow(make):
         monkeypatch.setattr(store, "call", call)
         await waiting.wait()
         return await call(make)
@@ -299,9 +263,7 @@ async def test_a_slot_message_that_is_overtaken_changes_nothing(
             assert not await other.say("tenant:overtaken", seen_by_others - 1)
 
 
-async def test_a_client_that_leaves_while_redis_is_asked_holds_nothing(
-    redis_server: RedisServer, share: Share
-) -> None:
+async def test_a_client_that_leaves_while_redis_is_asked_holds_nothing(redis_server, share):
     store = await share(redis_server)
     quotas = Quotas(store, "r1")
     who = caller("k", "hasty", concurrency=1)
@@ -316,18 +278,18 @@ async def test_a_client_that_leaves_while_redis_is_asked_holds_nothing(
 
 
 async def test_a_redis_that_takes_writes_but_refuses_calls_is_reported_once(
-    own_redis: RedisServer, share: Share, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    own_redis, share, monkeypatch, caplog
+):
     """This happens if an ACL rule is missing, for example."""
     monkeypatch.setattr(shared, "PROBE_S", 0.01)
     caplog.set_level("INFO")
     store = await share(own_redis)
     probed = 0
 
-    async def refused() -> None:
+    async def refused():
         raise NoPermissionError("this user has no permissions to run the 'evalsha' command")
 
-    async def probed_again() -> bool:
+    async def probed_again():
         nonlocal probed
         if store.up:
             probed += 1
@@ -340,13 +302,7 @@ async def test_a_redis_that_takes_writes_but_refuses_calls_is_reported_once(
 
 
 @pytest.mark.parametrize("how", ["killed", "hangs"])
-async def test_without_redis_each_router_counts_alone(
-    own_redis: RedisServer,
-    share: Share,
-    how: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_without_redis_each_router_counts_alone(own_redis, share, how, monkeypatch, caplog):
     monkeypatch.setattr(shared, "PROBE_S", 0.05)
     monkeypatch.setattr(shared, "CALL_S", 1.0)
     caplog.set_level("INFO")
@@ -374,7 +330,7 @@ async def test_without_redis_each_router_counts_alone(
     visits = await entered(quotas, who, 5)
     assert "is back" in caplog.text
 
-    async def shared_again() -> bool:
+    async def shared_again():
         return len(await entered(other, caller(concurrency=5), 1)) == 0
 
     await until(shared_again)

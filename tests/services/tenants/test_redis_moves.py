@@ -1,37 +1,33 @@
 """Shared limits and keys while another Redis becomes the master."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
 from baton.services.tenants import shared
-from baton.services.tenants.model import ApiKey, Book, BookError, Caller, Limits, Tenant, digest
+from baton.services.tenants.model import ApiKey, BookError, Caller, Limits, Tenant, digest
 from baton.services.tenants.quotas import Quotas
 from baton.services.tenants.redis_book import RedisBook
 from baton.services.tenants.shared import SharedStore
 from harness.chaos.proxy import Proxy
 from harness.redis_groups import admin, cluster, follow, promote, servers
-from harness.scheduling import RedisServer, until
+from harness.scheduling import until
 
 TOPIC = "t"
 WHO = Caller("k", "acme", Limits(), Tenant(concurrency=50, requests_per_s=1_000))
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr(shared, "PROBE_S", 0.05)
 
 
-def with_key(name: str, secret: bytes) -> Callable[[Book], Book]:
+def with_key(name, secret):
     return lambda held: held.with_key(name, ApiKey(tenant="t", sha256=digest(secret).hex()))
 
 
-async def eventually(book: RedisBook, act: Callable[[], Awaitable[object]]) -> None:
-    async def done() -> bool:
+async def eventually(book, act):
+    async def done():
         try:
             await act()
         except BookError:
@@ -42,8 +38,8 @@ async def eventually(book: RedisBook, act: Callable[[], Awaitable[object]]) -> N
 
 
 async def test_limits_and_keys_follow_to_the_new_master_though_their_connections_stay(
-    tmp_path: Path, quick: None, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, quick, caplog
+):
     caplog.set_level("INFO")
     with servers(tmp_path, 2) as (one, other):
         follow(other, one)
@@ -83,9 +79,7 @@ async def test_limits_and_keys_follow_to_the_new_master_though_their_connections
             await forwarder.close()
 
 
-async def test_limits_are_unavailable_while_the_master_is_a_replica(
-    own_redis: RedisServer, tmp_path: Path, quick: None
-) -> None:
+async def test_limits_are_unavailable_while_the_master_is_a_replica(own_redis, tmp_path, quick):
     """A replica answers PING and reads, so only a write reveals it."""
     with servers(tmp_path, 1) as (master,):
         store = SharedStore(own_redis.url, TOPIC)
@@ -104,7 +98,7 @@ async def test_limits_are_unavailable_while_the_master_is_a_replica(
             await store.close()
 
 
-async def test_limits_and_keys_in_a_cluster(tmp_path: Path) -> None:
+async def test_limits_and_keys_in_a_cluster(tmp_path):
     with cluster(tmp_path) as nodes:
         for node in nodes:
             url = f"redis+cluster://127.0.0.1:{node.port}"

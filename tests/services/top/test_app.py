@@ -1,14 +1,8 @@
-"""The screen of `baton top`, driven by textual's pilot against a real scheduler."""
-
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
-from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
 from baton.autoscale.histogram import SECONDS, Histogram
@@ -29,8 +23,7 @@ class Flipping(FakeWorker):
 
     client: SchedulerClient
 
-    async def SetRole(self, request: worker_pb2.SetRoleRequest, context: object) -> worker_pb2.SetRoleReply:
-        del context
+    async def SetRole(self, request, _context):
         self.role = request.role
         await self.client.register(self.identity, pb.WORKER_STATE_READY)
         return worker_pb2.SetRoleReply()
@@ -46,7 +39,7 @@ class Site:
 
 
 @asynccontextmanager
-async def site() -> AsyncIterator[Site]:
+async def site():
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(SchedulerServer(Options(worker_lease_s=600.0)))
         client = await stack.enter_async_context(SchedulerClient(server.address, router_id="router-1"))
@@ -61,12 +54,12 @@ async def site() -> AsyncIterator[Site]:
 
 
 @asynccontextmanager
-async def shown(address: str, width: int = 80, refresh_s: float = REFRESH_S) -> AsyncIterator[Pilot[None]]:
+async def shown(address, width=80, refresh_s=REFRESH_S):
     async with Top({"": address}, refresh_s).run_test(size=(width, 24)) as pilot:
         yield pilot
 
 
-async def until(pilot: Pilot[None], what: str, condition: Callable[[], bool]) -> None:
+async def until(pilot, what, condition):
     for _ in range(round(200 * PATIENCE)):
         if condition():
             return
@@ -74,23 +67,22 @@ async def until(pilot: Pilot[None], what: str, condition: Callable[[], bool]) ->
     raise AssertionError(f"{what}; the screen:\n{screen(pilot)}")
 
 
-def screen(pilot: Pilot[None]) -> str:
-    """Return the text on the screen, line by line."""
+def screen(pilot):
     return "\n".join(
         "".join(segment.text for segment in strip) for strip in pilot.app.screen._compositor.render_strips()
     )
 
 
-def ids(pilot: Pilot[None]) -> list[str]:
+def ids(pilot):
     table = pilot.app.screen_stack[0].query_one("#workers", DataTable)
     return [str(table.get_row_at(row)[0]) for row in range(table.row_count)]
 
 
-def head(pilot: Pilot[None]) -> str:
+def head(pilot):
     return str(pilot.app.screen_stack[0].query_one("#head", Static).content)
 
 
-async def route(client: SchedulerClient) -> None:
+async def route(client):
     """Report ten more requests twenty times a second, each with its first token after 0.1 s."""
     first, over = Histogram(SECONDS), 0
     while True:
@@ -102,7 +94,7 @@ async def route(client: SchedulerClient) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_it_shows_what_the_scheduler_says() -> None:
+async def test_it_shows_what_the_scheduler_says():
     async with site() as one, shown(one.address) as pilot:
         await until(pilot, "both workers are listed", lambda: ids(pilot) == ["decode-0", "prefill-0"])
         text = screen(pilot)
@@ -119,7 +111,7 @@ async def test_it_shows_what_the_scheduler_says() -> None:
         assert "decode-0 is gone" in screen(pilot)
 
 
-async def test_nothing_happens_before_it_is_asked_twice() -> None:
+async def test_nothing_happens_before_it_is_asked_twice():
     async with site() as one, shown(one.address) as pilot:
         await until(pilot, "both workers are listed", lambda: len(ids(pilot)) == 2)
         await pilot.press("d")
@@ -139,7 +131,7 @@ async def test_nothing_happens_before_it_is_asked_twice() -> None:
         assert one.workers[1].role == pb.ROLE_PREFILL
 
 
-async def test_a_thousand_workers_are_counted_scrolled_and_found() -> None:
+async def test_a_thousand_workers_are_counted_scrolled_and_found():
     async with site() as one, AsyncExitStack() as stack:
         for number in range(1000):
             role = pb.ROLE_PREFILL if number % 4 == 0 else pb.ROLE_DECODE
@@ -158,14 +150,12 @@ async def test_a_thousand_workers_are_counted_scrolled_and_found() -> None:
         assert ids(pilot)[1] == "prefill-0"
 
 
-async def test_without_an_answer_the_last_one_stays() -> None:
+async def test_without_an_answer_the_last_one_stays():
     async with site() as one, AsyncExitStack() as stack:
         pilot = await stack.enter_async_context(shown(one.address))
         await until(pilot, "both workers are listed", lambda: len(ids(pilot)) == 2)
         app = pilot.app
-        assert isinstance(app, Top)
         client = app._client
-        assert client is not None
         elsewhere = SchedulerClient("127.0.0.1:1")
         app._client = elsewhere
         await until(pilot, "it says so", lambda: "NO ANSWER" in head(pilot))
@@ -176,7 +166,7 @@ async def test_without_an_answer_the_last_one_stays() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 200])
-async def test_all_columns_fit(width: int) -> None:
+async def test_all_columns_fit(width):
     async with site() as one:
         long = "decode-of-a-machine-with-a-name-that-is-long.12345"
         await one.client.register(identity(long, pb.ROLE_DECODE), pb.WORKER_STATE_READY)

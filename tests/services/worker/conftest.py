@@ -1,21 +1,18 @@
 """A prefill and a mixed worker for all tests of this folder, which must leave them idle."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.checkpoints import tiny_qwen2
-from harness.workers import Fleet, Worker, fleet
+from harness.workers import fleet
 
 _started = contextlib.ExitStack()
 
 
 @pytest.fixture(scope="session")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def workers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("workers")
     model = tiny_qwen2(folder / "tiny")
     yield _started.enter_context(fleet(model, folder))
@@ -23,17 +20,17 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+def pytest_runtest_teardown(nextitem):
     """Stop them after the last test of this folder, because idle engines slow other tests down."""
     if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
         _started.close()
 
 
 @pytest.fixture(scope="session")
-def prefill(workers: Fleet) -> Worker:
+def prefill(workers):
     return workers.started("prefill")
 
 
 @pytest.fixture(scope="session")
-def mixed(workers: Fleet) -> Worker:
+def mixed(workers):
     return workers.started("mixed")

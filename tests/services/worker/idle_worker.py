@@ -1,24 +1,20 @@
 """A worker's dispatcher with one router's stream, and an engine that records what it is given."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
-from typing import Any, cast
 
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
 from baton.handoff.embeddings import Form
 from baton.handoff.load.embeddings import EmbeddingPuller
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_DECODE, Complete, Failed, Phase, RunReply, Source, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, Complete, Source, Start
 from baton.services.config import SchedulerSettings
 from baton.services.engine import wire
 from baton.services.engine.info import EngineInfo
 from baton.services.engine.step import EngineStep
 from baton.services.roles import MIXED
 from baton.services.worker.dispatcher import Dispatcher
-from baton.services.worker.incoming import Incoming
 from baton.services.worker.metrics import WorkerMetrics
 from harness.support import PATIENCE
 from tests.services.worker.router import StructuredOutputsParams, prompt, request
@@ -34,38 +30,38 @@ class Engine:
     block_hasher = None
     shelf = None
 
-    def __init__(self) -> None:
-        self.submitted: list[str] = []
-        self.aborted: list[str] = []
-        self.begun: list[str] = []
-        self.resumed: list[str] = []
-        self.requests: dict[str, Any] = {}  # requests in the engine, by internal id
-        self.loading: dict[str, str] = {}  # state of their loads: begun or given
+    def __init__(self):
+        self.submitted = []
+        self.aborted = []
+        self.begun = []
+        self.resumed = []
+        self.requests = {}  # requests in the engine, by internal id
+        self.loading = {}  # state of their loads: begun or given
 
-    def embedding_puller(self) -> EmbeddingPuller:
+    def embedding_puller(self):
         return EmbeddingPuller("idle", Form("", 1, "float32"), ["tcp"])
 
-    def submit(self, request: Any) -> None:
+    def submit(self, request):
         assert request.request_id not in self.requests, "submitted twice"
         self.submitted.append(request.request_id)
         self.requests[request.request_id] = request
 
-    def abort(self, internal_ids: list[str]) -> None:
+    def abort(self, internal_ids):
         self.aborted += internal_ids
         for one in internal_ids:
             self.end(one)
 
-    def end(self, internal_id: str) -> None:
+    def end(self, internal_id):
         self.requests.pop(internal_id, None)
         self.loading.pop(internal_id, None)
 
-    def begin_load(self, internal_id: str, _epoch: int, _manifest: Manifest) -> None:
+    def begin_load(self, internal_id, _epoch, _manifest):
         self.begun.append(internal_id)
         if internal_id in self.requests:
             assert internal_id not in self.loading, "begun twice, or after its end"
             self.loading[internal_id] = "begun"
 
-    def resume(self, internal_id: str, _epoch: int, _manifest: Manifest, _give_tokens: Any) -> None:
+    def resume(self, internal_id, _epoch, _manifest, _give_tokens):
         self.resumed.append(internal_id)
         if internal_id in self.requests:
             assert self.loading.get(internal_id) != "given", "its token is given twice"
@@ -75,14 +71,14 @@ class Engine:
 class Compilers:
     """Grammar compilers that fail or wait on demand."""
 
-    def __init__(self) -> None:
-        self.broken: Exception | None = None
+    def __init__(self):
+        self.broken = None
         self.compiled = asyncio.Event()
         self.compiled.set()
         self.cancelled = 0
-        self.parties: list[int] = []
+        self.parties = []
 
-    async def prepare(self, _request: Any, party: int) -> None:
+    async def prepare(self, _request, party):
         self.parties.append(party)
         try:
             await self.compiled.wait()
@@ -92,78 +88,79 @@ class Compilers:
         if self.broken is not None:
             raise self.broken
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
 class Worker:
     """Has room for 4 requests by default. Needs a running loop."""
 
-    def __init__(self, engine: Any = None, *, limits: SchedulerSettings | None = None, **sizes: int) -> None:
+    def __init__(self, engine=None, *, limits=None, **sizes):
         self.engine = engine or Engine()
         self.compilers = Compilers()
         self.metrics = WorkerMetrics()
         limits = limits or SchedulerSettings(max_queue_factor=1.0)
-        self.dispatcher = Dispatcher(
-            MIXED, limits, self.engine, self.metrics, None, grammars=cast(Any, self.compilers)
-        )
+        self.dispatcher = Dispatcher(MIXED, limits, self.engine, self.metrics, None, grammars=self.compilers)
         self.dispatcher.open(replace(INFO, **{"max_num_seqs": 4, **sizes}))
         self.session = self.dispatcher.connect("router")
 
-    def start(self, message: Start | str, session: Any = None, **given: Any) -> None:
+    def start(self, message, session=None, **given):
         if isinstance(message, str):
             message = start(message, **given)
         self.dispatcher.start(session or self.session, message)
 
-    def incoming(self, name: str) -> Incoming:
+    def incoming(self, name):
         attempt = self.dispatcher._attempts.live(f"{name}#1")
         assert attempt.incoming is not None
         return attempt.incoming
 
-    def step(
-        self, *outputs: EngineCoreOutput | str, session: Any = None, reason: Any = None, **step: Any
-    ) -> None:
+    def step(self, *outputs, session=None, reason=None, **step):
         """Run an engine step with these outputs; a name stands for one token of its first attempt."""
         found = [output(one, reason) if isinstance(one, str) else one for one in outputs]
         of_router = EngineCoreOutputs(outputs=found, timestamp=1.0)
         number = (session or self.session).number
         self.dispatcher.on_step(EngineStep(outputs={number: of_router}, executed=True, **step))
 
-    def replies(self, session: Any = None) -> list[RunReply]:
+    def replies(self, session=None):
         queue = (session or self.session)._queue
         return [queue.get_nowait() for _ in range(queue.qsize())]
 
-    def failed(self, session: Any = None) -> list[Failed]:
+    def failed(self, session=None):
         return [one for reply in self.replies(session) for one in reply.failed]
 
-    async def failure(self) -> Failed:
+    async def failure(self):
         """Wait for a failure, which must be the only one."""
         async with asyncio.timeout(5 * PATIENCE):
             reply = await self.session._queue.get()
         [failed] = reply.failed
         return failed
 
-    def count(self, name: str, **labels: str) -> float:
+    async def fails(self, code, text):
+        failed = await self.failure()
+        assert failed.code == code
+        assert text in failed.message
+
+    def count(self, name, **labels):
         return self.metrics.registry.get_sample_value(f"baton_worker_{name}_total", labels) or 0.0
 
 
-def output(name: str, reason: FinishReason | None = None, **given: Any) -> EngineCoreOutput:
+def output(name, reason=None, **given):
     return EngineCoreOutput(request_id=f"{name}#1", new_token_ids=[7], finish_reason=reason, **given)
 
 
-def start(name: str, epoch: int = 1, phase: Phase = PHASE_DECODE, **params: Any) -> Start:
+def start(name, epoch=1, phase=PHASE_DECODE, **params):
     """Return the Start of a request with a prompt of 20 tokens."""
     encoded = wire.encode_request(request(name, prompt(20), **params))
     key = KEY if phase != PHASE_DECODE else b""
     return Start(request_id=name, epoch=epoch, phase=phase, engine_request=encoded, key=key)
 
 
-def with_kv(message: Start, tokens: int = 20, **source: Any) -> Start:
+def with_kv(message, tokens=20, **source):
     """Add a source, by default one at a closed port."""
     given = {"worker_id": "p", "address": "127.0.0.1:9", "key": KEY, **source}
     message.source.CopyFrom(Source(request_id=message.request_id, tokens=tokens, **given))
     return message
 
 
-def complete(*tokens: int) -> Complete:
+def complete(*tokens):
     return Complete(manifest=Manifest(request_id="a#1", epoch=1, num_tokens=20), token_ids=tokens)

@@ -1,11 +1,8 @@
 """Test doubles of a worker's peers: a router's stream, a follower (`followed`), a source (`telling`)."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 import warnings
-from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +29,7 @@ KEY = b"sixteen bytes ok"
 PREFILL, DECODE, SAVE = pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_SAVE
 
 
-def request(request_id: str, prompt: Sequence[int], **params: Any) -> EngineCoreRequest:
+def request(request_id, prompt, **params):
     """Return a request as the front end builds it, greedy and without end of sequence by default."""
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **params})
     if sampling.structured_outputs is not None:
@@ -50,7 +47,7 @@ def request(request_id: str, prompt: Sequence[int], **params: Any) -> EngineCore
     )
 
 
-def prompt(length: int, seed: int = 0) -> list[int]:
+def prompt(length, seed=0):
     """Return a prompt that differs from the first block on for different seeds."""
     step = 7 + seed // 250
     return [(seed * 31 + number * step + number * number // 3) % 250 for number in range(length)]
@@ -58,8 +55,6 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 @dataclass
 class Got:
-    """The outcome of one phase."""
-
     tokens: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)  # one per token
     prompt_logprobs: int = 0  # rows
@@ -73,36 +68,26 @@ class Got:
     drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, as of the last output
 
     @property
-    def over(self) -> bool:
+    def over(self):
         return self.finish is not None or self.saved is not None or self.failed is not None
 
 
 class Stream:
     """One router's stream to one worker."""
 
-    def __init__(self, stub: rpc.WorkerStub, address: str = "") -> None:
+    def __init__(self, stub, address=""):
         self.address = address
         self._call = stub.Run()
-        self._got: dict[str, Got] = {}  # last attempt of each request
-        self._attempts: dict[str, Got] = {}
+        self._got = {}  # last attempt of each request
+        self._attempts = {}
 
-    async def start(
-        self,
-        core: EngineCoreRequest,
-        phase: int,
-        *,
-        epoch: int = 1,
-        written: Iterable[int] = (),
-        source: pb.Source | None = None,
-        prefix_tokens: int = 0,
-        name: str = "",
-    ) -> None:
+    async def start(self, core, phase, *, epoch=1, written=(), source=None, prefix_tokens=0, name=""):
         """Start a phase. name: the request's id, if it differs from that of `core`."""
         self._begin(name or core.request_id, epoch)
         start = pb.Start(
             request_id=name or core.request_id,
             epoch=epoch,
-            phase=phase,  # type: ignore[arg-type]
+            phase=phase,
             engine_request=wire.encode_request(core),
             output_token_ids=written,
             source=source,
@@ -111,9 +96,7 @@ class Stream:
         )
         await self.send(pb.RunRequest(start=start))
 
-    def source(
-        self, core: EngineCoreRequest, written: int = 0, *, name: str = "", tokens: int = 0
-    ) -> pb.Source:
+    def source(self, core, written=0, *, name="", tokens=0):
         """Return this worker as the source of a request's KV.
 
         written: earlier output tokens. name, tokens: of the save, if it has only the prompt's beginning.
@@ -126,24 +109,23 @@ class Stream:
             tokens=tokens or len(core.prompt_token_ids or ()) + written,
         )
 
-    async def send(self, message: pb.RunRequest) -> None:
+    async def send(self, message):
         await asyncio.wait_for(self._call.write(message), DEADLINE_S)
 
-    async def abort(self, *request_ids: str) -> None:
+    async def abort(self, *request_ids):
         await self.send(pb.RunRequest(abort=pb.Abort(request_ids=request_ids)))
 
-    def got(self, request_id: str) -> Got:
-        """Return what a request's last attempt has received so far."""
+    def got(self, request_id):
         return self._got[request_id]
 
-    async def end(self, request_id: str) -> Got:
+    async def end(self, request_id):
         """Read until this phase ends."""
         async with asyncio.timeout(DEADLINE_S):
             while not self._got[request_id].over:
                 await self._read()
         return self._got[request_id]
 
-    async def some(self, request_id: str, tokens: int) -> Got:
+    async def some(self, request_id, tokens):
         """Read until it has generated `tokens` tokens."""
         async with asyncio.timeout(DEADLINE_S):
             while len((got := self._got[request_id]).tokens) < tokens:
@@ -151,31 +133,31 @@ class Stream:
                 await self._read()
         return self._got[request_id]
 
-    async def run(self, core: EngineCoreRequest, phase: int, **how: Any) -> Got:
+    async def run(self, core, phase, **how):
         await self.start(core, phase, **how)
         return await self.end(how.get("name") or core.request_id)
 
-    async def prefill(self, core: EngineCoreRequest, **how: Any) -> Got:
+    async def prefill(self, core, **how):
         """Run a PREFILL, whose KV must be saved."""
         got = await self.run(core, PREFILL, **how)
         assert got.saved is not None, got.failed
         assert got.saved.problem == ""
         return got
 
-    async def run_raw(self, start: pb.Start) -> Got:
+    async def run_raw(self, start):
         self._begin(start.request_id, start.epoch)
         await self.send(pb.RunRequest(start=start))
         return await self.end(start.request_id)
 
-    async def status(self) -> grpc.StatusCode:
+    async def status(self):
         """Wait until the worker ends the stream, and return the status."""
         async with asyncio.timeout(DEADLINE_S):
             return await self._call.code()
 
-    def close(self) -> None:
+    def close(self):
         self._call.cancel()
 
-    async def _read(self) -> None:
+    async def _read(self):
         reply = await self._call.read()
         assert reply is not grpc.aio.EOF, "the worker ended the stream"
         for saved in reply.saved:
@@ -190,14 +172,14 @@ class Stream:
             for output in wire.decode_outputs(reply.engine_outputs).outputs:
                 _gather(self._attempts.get(output.request_id, Got()), output)
 
-    def _begin(self, request_id: str, epoch: int) -> None:
+    def _begin(self, request_id, epoch):
         self._got[request_id] = self._attempts[attempt_id(request_id, epoch)] = Got()
 
-    def _of(self, message: Any) -> Got:
+    def _of(self, message):
         return self._attempts.get(attempt_id(message.request_id, message.epoch), Got())
 
 
-def _gather(got: Got, output: Any) -> None:
+def _gather(got, output):
     assert got.finish is None, "an output after the last one"
     assert output.kv_transfer_params is None
     got.tokens += output.new_token_ids
@@ -214,7 +196,7 @@ def _gather(got: Got, output: Any) -> None:
 
 
 @asynccontextmanager
-async def connected(address: str) -> AsyncIterator[Stream]:
+async def connected(address):
     """Open a stream to the worker at `address`."""
     async with aio_channel(address, Role.WORKER) as channel:
         stream = Stream(rpc.WorkerStub(channel), address)
@@ -224,14 +206,14 @@ async def connected(address: str) -> AsyncIterator[Stream]:
             stream.close()
 
 
-async def followed(source: pb.Source, epoch: int = 1) -> list[pb.FollowReply]:
+async def followed(source, epoch=1):
     """Follow an attempt to its end, as another worker."""
     request = pb.FollowRequest(request_id=source.request_id, epoch=epoch, key=source.key)
     async with aio_channel(source.address, Role.WORKER) as channel:
         return [reply async for reply in rpc.WorkerStub(channel).Follow(request, timeout=DEADLINE_S)]
 
 
-async def kept(source: pb.Source, epoch: int = 1) -> pb.Complete:
+async def kept(source, epoch=1):
     """Return a worker's final reply about a prompt whose KV it saved."""
     *_, last = await followed(source, epoch)
     assert last.HasField("complete"), last
@@ -239,17 +221,17 @@ async def kept(source: pb.Source, epoch: int = 1) -> pb.Complete:
 
 
 class _Telling(rpc.WorkerServicer):
-    def __init__(self, replies: Sequence[pb.FollowReply]) -> None:
+    def __init__(self, replies):
         self._replies = replies
 
-    async def Follow(self, request: pb.FollowRequest, context: Any) -> None:
+    async def Follow(self, request, context):
         del request
         for reply in self._replies:
             await context.write(reply)
 
 
 @asynccontextmanager
-async def telling(source: pb.Source, *replies: pb.FollowReply) -> AsyncIterator[pb.Source]:
+async def telling(source, *replies):
     """Return another source, which sends these replies."""
     server = aio_server()
     rpc.add_WorkerServicer_to_server(_Telling(replies), server)
@@ -263,9 +245,7 @@ async def telling(source: pb.Source, *replies: pb.FollowReply) -> AsyncIterator[
         await server.stop(None)
 
 
-async def hello(
-    address: str, model: str = "tiny", vllm_version: str = "0.32.0", protocol: int = wire.PROTOCOL
-) -> pb.HelloReply:
+async def hello(address, model="tiny", vllm_version="0.32.0", protocol=wire.PROTOCOL):
     request = pb.HelloRequest(router_id="test", model=model, vllm_version=vllm_version, protocol=protocol)
     async with aio_channel(address, Role.WORKER) as channel:
         return await rpc.WorkerStub(channel).Hello(request, timeout=DEADLINE_S)

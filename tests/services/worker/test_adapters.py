@@ -3,15 +3,10 @@
 The answers are compared with those of transformers, on weights with the adapter merged into them.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 from vllm.lora.request import LoRARequest
@@ -23,16 +18,7 @@ from harness.adapters import adapter
 from harness.checkpoints import tiny_qwen2
 from harness.support import eventually
 from harness.workers import START_TIMEOUT_S, Worker, fleet
-from tests.services.worker.router import (
-    DECODE,
-    PREFILL,
-    EngineCoreRequest,
-    connected,
-    kept,
-    prompt,
-    request,
-    telling,
-)
+from tests.services.worker.router import DECODE, PREFILL, connected, kept, prompt, request, telling
 
 WRITTEN = 24
 BASE, FIRST, SECOND = "", "first", "second"
@@ -48,7 +34,7 @@ class Pair:
     fingerprints: dict[str, str]
     answers: dict[str, list[list[int]]]  # adapter -> answer to each prompt
 
-    def request(self, request_id: str, name: str, tokens: list[int], **params: Any) -> EngineCoreRequest:
+    def request(self, request_id, name, tokens, **params):
         """Return a request as a router sends it, with the fingerprint instead of a path."""
         core = request(request_id, tokens, **{"max_tokens": WRITTEN, **params})
         if name:
@@ -56,7 +42,7 @@ class Pair:
         return core
 
 
-def with_transformers(model: Path, folder: Path | None) -> list[list[int]]:
+def with_transformers(model, folder):
     """Return transformers' greedy answers to the prompts, with an adapter merged into the weights."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -84,14 +70,14 @@ def with_transformers(model: Path, folder: Path | None) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(tmp_path_factory):
     """Start both sides, with copies of the same adapters."""
     folder = tmp_path_factory.mktemp("adapters")
     model = tiny_qwen2(folder / "tiny")
     folders = {name: adapter(folder / name, model, seed=n) for n, name in enumerate((FIRST, SECOND), 1)}
     copies = {name: shutil.copytree(one, folder / "copy" / name) for name, one in folders.items()}
 
-    def engine(adapters: dict[str, Path]) -> dict[str, Any]:
+    def engine(adapters):
         lora = {"adapters": {name: str(path) for name, path in adapters.items()}}
         return {"lora": lora, "speculative_config": DRAFTS, "max_num_seqs": 16}
 
@@ -104,7 +90,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield Pair(prefill, decode, {one.name: one.fingerprint for one in read_adapters(settings)}, answers)
 
 
-async def test_two_adapters_and_the_base_model_in_one_batch(pair: Pair) -> None:
+async def test_two_adapters_and_the_base_model_in_one_batch(pair):
     """Each has its own answer, handed over and with drafts."""
     assert len({str(answers) for answers in pair.answers.values()}) == len(NAMES)
     cores = {
@@ -131,9 +117,7 @@ async def test_two_adapters_and_the_base_model_in_one_batch(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(("kind", "first_step"), [("right", 4), ("wrong", 1), ("no tokens", 1)])
-async def test_the_first_step_verifies_drafts_of_the_prefill_worker(
-    pair: Pair, kind: str, first_step: int
-) -> None:
+async def test_the_first_step_verifies_drafts_of_the_prefill_worker(pair, kind, first_step):
     whole = pair.answers[BASE][1]
     core = pair.request(f"first drafts: {kind}", BASE, PROMPTS[1])
     async with connected(pair.prefill.address) as source, connected(pair.decode.address) as target:
@@ -152,7 +136,7 @@ async def test_the_first_step_verifies_drafts_of_the_prefill_worker(
     assert rest.steps[0] == first_step
 
 
-async def test_the_prefill_worker_drafts_for_the_decode_worker(pair: Pair) -> None:
+async def test_the_prefill_worker_drafts_for_the_decode_worker(pair):
     repeated = prompt(16, seed=62)
     core = pair.request("drafts made", BASE, PROMPTS[1], allowed_token_ids=sorted(set(repeated)))
     async with connected(pair.prefill.address) as source, connected(pair.decode.address) as target:
@@ -166,7 +150,7 @@ async def test_the_prefill_worker_drafts_for_the_decode_worker(pair: Pair) -> No
     assert rest.drafts.num_draft_tokens >= len(drafts)
 
 
-async def test_adapters_do_not_share_cached_kv(pair: Pair) -> None:
+async def test_adapters_do_not_share_cached_kv(pair):
     """The same prompt for each adapter, twice, so that the second round hits the cache."""
     async with connected(pair.decode.address) as stream:
         for turn in range(2):
@@ -175,7 +159,7 @@ async def test_adapters_do_not_share_cached_kv(pair: Pair) -> None:
                 assert (await stream.run(core, DECODE)).tokens == pair.answers[name][0], (turn, name)
 
 
-async def test_a_request_is_resumed_with_its_adapter(pair: Pair) -> None:
+async def test_a_request_is_resumed_with_its_adapter(pair):
     """After a failure, with its tokens so far and without KV."""
     whole = pair.answers[FIRST][0]
     async with connected(pair.decode.address) as stream:
@@ -190,7 +174,7 @@ async def test_a_request_is_resumed_with_its_adapter(pair: Pair) -> None:
         (FIRST, "f00", "the files of the adapter 'first' differ between this worker and the router"),
     ],
 )
-async def test_an_unknown_adapter_is_refused(pair: Pair, name: str, fingerprint: str, why: str) -> None:
+async def test_an_unknown_adapter_is_refused(pair, name, fingerprint, why):
     core = request(f"not there {name}", PROMPTS[0])
     core.lora_request = LoRARequest(name, 1, fingerprint)
     async with connected(pair.prefill.address) as stream:

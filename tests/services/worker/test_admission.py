@@ -1,17 +1,13 @@
 """A worker accepts no more than its limits, and everything that one scheduler books."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from vllm.v1.engine import FinishReason
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed, Phase, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed, Start
 from baton.scheduler.types import Booking, Reserved
 from baton.services.config import SchedulerSettings
 from baton.services.engine.errors import RequestRefused
@@ -24,25 +20,25 @@ CAPACITY = pb.Capacity(max_num_seqs=4, num_blocks=41)  # 6 requests, 40 blocks
 
 
 @pytest.fixture
-def admission() -> Admission:
+def admission():
     return ready()
 
 
-def ready() -> Admission:
+def ready():
     made = Admission(LIMITS)
     made.fit(CAPACITY)
     return made
 
 
-def asked(phase: Phase, prompt_tokens: int = 0, blocks: int = 0, alone: int = 0) -> Start:
+def asked(phase, prompt_tokens=0, blocks=0, alone=0):
     return Start(phase=phase, prompt_tokens=prompt_tokens, blocks=blocks, alone_tokens=alone)
 
 
-def held(admission: Admission) -> tuple[int, int, int, int]:
+def held(admission):
     return admission.prompt_tokens, admission.requests, admission.blocks, admission.extras
 
 
-def why_not(admission: Admission, start: Start) -> str:
+def why_not(admission, start):
     before = held(admission)
     with pytest.raises(RequestRefused) as caught:
         admission.take(start)
@@ -51,7 +47,7 @@ def why_not(admission: Admission, start: Start) -> str:
     return str(caught.value)
 
 
-def test_queued_prompt_tokens_are_limited_but_an_idle_worker_accepts_any_prompt(admission: Admission) -> None:
+def test_queued_prompt_tokens_are_limited_but_an_idle_worker_accepts_any_prompt(admission):
     long = admission.take(asked(PHASE_PREFILL, 500))
     assert why_not(admission, asked(PHASE_PREFILL, 1)) == (
         "this worker is full: 500 of 100 prompt tokens, 1 more are needed: scheduler.max_queued_prompt_tokens"
@@ -63,13 +59,13 @@ def test_queued_prompt_tokens_are_limited_but_an_idle_worker_accepts_any_prompt(
     admission.take(asked(PHASE_DECODE, 0, 1))  # handed over: it has no prompt to compute
 
 
-def test_prompts_are_not_limited_in_number(admission: Admission) -> None:
+def test_prompts_are_not_limited_in_number(admission):
     for _ in range(100):
         admission.take(asked(PHASE_PREFILL))
     assert "prompt tokens" in why_not(admission, asked(PHASE_PREFILL))
 
 
-def test_decode_requests_are_limited_in_number(admission: Admission) -> None:
+def test_decode_requests_are_limited_in_number(admission):
     admission.take(asked(PHASE_PREFILL, 10))
     for _ in range(5):
         admission.take(asked(PHASE_DECODE, 0, 1))
@@ -78,7 +74,7 @@ def test_decode_requests_are_limited_in_number(admission: Admission) -> None:
     )
 
 
-def test_blocks_are_limited_but_an_idle_worker_accepts_any_request(admission: Admission) -> None:
+def test_blocks_are_limited_but_an_idle_worker_accepts_any_request(admission):
     share = admission.take(asked(PHASE_DECODE, 0, 500))
     assert share.blocks == 40
     assert why_not(admission, asked(PHASE_DECODE, 0, 1)) == (
@@ -89,7 +85,7 @@ def test_blocks_are_limited_but_an_idle_worker_accepts_any_request(admission: Ad
     why_not(admission, asked(PHASE_DECODE, 0, 1))
 
 
-def test_saves_and_trials_are_limited_separately(admission: Admission) -> None:
+def test_saves_and_trials_are_limited_separately(admission):
     taken = [admission.take(asked(PHASE_SAVE)), admission.take(asked(PHASE_DECODE, alone=4))]
     taken += [admission.take(asked(PHASE_SAVE)) for _ in range(2)]
     assert why_not(admission, asked(PHASE_SAVE)) == (
@@ -101,7 +97,7 @@ def test_saves_and_trials_are_limited_separately(admission: Admission) -> None:
     admission.take(asked(PHASE_SAVE))
 
 
-def test_nothing_is_given_back_twice(admission: Admission) -> None:
+def test_nothing_is_given_back_twice(admission):
     stays, ends = admission.take(asked(PHASE_DECODE, 40, 10)), admission.take(asked(PHASE_DECODE, 20, 7))
     admission.shared(ends, 9)
     for _ in range(2):
@@ -119,14 +115,14 @@ class Deployment:
     A request is booked before its Start, and released after the worker has reported its end.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         self.draw = random.Random(seed)
         self.counted = {name: Reserved() for name in ("p", "d", "m")}
         self.workers = {name: ready() for name in self.counted}
-        self.under_way: list[Iterator[None]] = []
+        self.under_way = []
         self.refused = self.booked = 0
 
-    def step(self) -> None:
+    def step(self):
         if self.draw.random() < 0.3 and (booking := self._booking()) is not None:
             for name in booking.worker_ids:
                 self.counted[name].add(booking.share(name))
@@ -137,7 +133,7 @@ class Deployment:
             if next(life, "over") == "over":
                 self.under_way.remove(life)
 
-    def _booking(self) -> Booking | None:
+    def _booking(self):
         """Return a booking, if the scheduler has room for it."""
         prefill, decode = self.draw.choice([("p", "d"), ("p", "m"), ("m", "d"), ("", "d"), ("", "m")])
         tokens, blocks = self.draw.randrange(1, 120), self.draw.randrange(1, 30)
@@ -147,7 +143,7 @@ class Deployment:
         full = queued and queued + tokens > 100
         return None if full or there.requests >= 6 or there.blocks + blocks > 40 else booking
 
-    def _life(self, booking: Booking) -> Iterator[None]:
+    def _life(self, booking):
         yield
         prefill, decode, own = booking.prefill_id, booking.decode_id, booking.prompt_tokens
         if prefill:
@@ -158,7 +154,7 @@ class Deployment:
         yield from self._run(decode, asked(PHASE_DECODE, own, booking.blocks), shares=True)
         self.counted[decode].take(booking.share(decode))
 
-    def _run(self, name: str, message: Start, *, shares: bool = False) -> Iterator[None]:
+    def _run(self, name, message, *, shares=False):
         admission = self.workers[name]
         try:
             share = admission.take(message)
@@ -176,7 +172,7 @@ class Deployment:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_bookings_of_one_scheduler_are_never_refused(seed: int) -> None:
+def test_bookings_of_one_scheduler_are_never_refused(seed):
     deployment = Deployment(seed)
     for _ in range(3_000):
         deployment.step()
@@ -190,23 +186,21 @@ def test_bookings_of_one_scheduler_are_never_refused(seed: int) -> None:
 
 
 @pytest.fixture
-async def worker() -> Worker:
+async def worker():
     return Worker(limits=LIMITS, max_num_seqs=4, num_blocks=41)
 
 
-def of(worker: Worker) -> tuple[int, int, int, int]:
+def of(worker):
     return held(worker.dispatcher._admission)
 
 
-def booked(
-    name: str, tokens: int = 0, blocks: int = 0, phase: Phase = PHASE_DECODE, epoch: int = 1, **params: Any
-) -> Start:
+def booked(name, tokens=0, blocks=0, phase=PHASE_DECODE, epoch=1, **params):
     message = start(name, epoch, phase, **params)
     message.prompt_tokens, message.blocks = tokens, blocks
     return message
 
 
-async def test_a_prompt_counts_until_its_first_output(worker: Worker) -> None:
+async def test_a_prompt_counts_until_its_first_output(worker):
     worker.start(booked("a", 60, 5))
     assert of(worker) == (60, 1, 5, 0)
     worker.step("a")
@@ -215,13 +209,13 @@ async def test_a_prompt_counts_until_its_first_output(worker: Worker) -> None:
     assert of(worker) == (0, 1, 5, 0)
 
 
-async def test_blocks_shared_with_other_requests_are_given_back(worker: Worker) -> None:
+async def test_blocks_shared_with_other_requests_are_given_back(worker):
     worker.start(booked("a", 0, 5))
     worker.step("a", shared={"a#1": 3, "unknown#1": 2})
     assert of(worker) == (0, 1, 2, 0)
 
 
-async def test_a_decode_counts_from_its_start(worker: Worker) -> None:
+async def test_a_decode_counts_from_its_start(worker):
     worker.start(with_kv(booked("a", 0, 30)))
     assert of(worker) == (0, 1, 30, 0)
     worker.start(with_kv(booked("b", 0, 20)))
@@ -233,7 +227,7 @@ async def test_a_decode_counts_from_its_start(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
-async def test_a_later_epoch_uses_the_room_of_the_earlier_one(worker: Worker, phase: Phase) -> None:
+async def test_a_later_epoch_uses_the_room_of_the_earlier_one(worker, phase):
     worker.start(booked("a", 90, 35))
     later = booked("a", 80, 38, phase, epoch=2)
     worker.start(later)
@@ -245,7 +239,7 @@ async def test_a_later_epoch_uses_the_room_of_the_earlier_one(worker: Worker, ph
 @pytest.mark.parametrize(
     "how", ["abort", "stream", "step", "drain", "engine", "refused", "invalid", "load", "end"]
 )
-async def test_all_room_is_given_back_however_a_request_ends(worker: Worker, how: str) -> None:
+async def test_all_room_is_given_back_however_a_request_ends(worker, how):
     loads = how == "load"
     message = booked("a", 0 if loads else 60, 5)
     worker.start(with_kv(message) if loads else message)
@@ -279,7 +273,7 @@ async def test_all_room_is_given_back_however_a_request_ends(worker: Worker, how
     assert of(worker) == (0, 0, 0, 0)
 
 
-async def test_saves_and_trials_take_no_room_from_bookings(worker: Worker) -> None:
+async def test_saves_and_trials_take_no_room_from_bookings(worker):
     save = booked("s", 0, 0, PHASE_SAVE)
     save.prefix_tokens = 5
     worker.start(save)

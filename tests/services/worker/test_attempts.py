@@ -1,7 +1,5 @@
 """Attempts of old epochs are refused, and memory is bounded."""
 
-from __future__ import annotations
-
 import pytest
 
 from baton.protos import worker_pb2 as pb
@@ -10,11 +8,11 @@ from baton.services.worker import attempts
 from baton.services.worker.attempts import Attempts, RunningAttempt
 
 
-def attempt(name: str, epoch: int, phase: int = pb.PHASE_DECODE, session: int = 1) -> RunningAttempt:
-    return RunningAttempt(name, epoch, phase, session)  # type: ignore[arg-type]
+def attempt(name, epoch, phase=pb.PHASE_DECODE, session=1):
+    return RunningAttempt(name, epoch, phase, session)
 
 
-def test_prefill_and_decode_of_one_epoch_may_run_on_one_worker() -> None:
+def test_prefill_and_decode_of_one_epoch_may_run_on_one_worker():
     table = Attempts()
     assert table.begin(attempt("a", 1, pb.PHASE_PREFILL)) is None
     table.end(table.live("a#1") or attempt("?", 0))
@@ -24,7 +22,7 @@ def test_prefill_and_decode_of_one_epoch_may_run_on_one_worker() -> None:
     assert refused.value.code == pb.Failed.CODE_STALE
 
 
-def test_a_later_epoch_replaces_a_live_one() -> None:
+def test_a_later_epoch_replaces_a_live_one():
     table = Attempts()
     first, second = attempt("a", 1), attempt("a", 2)
     table.begin(first)
@@ -36,7 +34,7 @@ def test_a_later_epoch_replaces_a_live_one() -> None:
     assert len(table) == 1
 
 
-def test_a_refused_attempt_leaves_no_trace() -> None:
+def test_a_refused_attempt_leaves_no_trace():
     table = Attempts()
     live = attempt("a", 5)
     table.begin(live)
@@ -45,7 +43,7 @@ def test_a_refused_attempt_leaves_no_trace() -> None:
     assert table.of_request("a") is live
 
 
-def late(table: Attempts, name: str, epoch: int) -> bool:
+def late(table, name, epoch):
     """Begin and end an attempt; return whether it is refused instead."""
     one = attempt(name, epoch)
     try:
@@ -56,7 +54,7 @@ def late(table: Attempts, name: str, epoch: int) -> bool:
     return False
 
 
-def test_the_number_of_remembered_epochs_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_epochs_is_limited(monkeypatch):
     monkeypatch.setattr(attempts, "ENDED_LIMIT", 2)
     table = Attempts()
     assert not any(late(table, name, epoch) for name, epoch in (("a", 1), ("b", 1), ("a", 2), ("c", 1)))
@@ -65,7 +63,7 @@ def test_the_number_of_remembered_epochs_is_limited(monkeypatch: pytest.MonkeyPa
     assert not late(table, "b", 1)  # the oldest, forgotten when c ended
 
 
-def test_epochs_are_remembered_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epochs_are_remembered_for_a_limited_time(monkeypatch):
     monkeypatch.setattr(attempts, "EPOCH_KEEP_S", 0.0)
     table = Attempts()
     assert not late(table, "a", 1)

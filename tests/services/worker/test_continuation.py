@@ -1,30 +1,17 @@
 """A request continues unchanged on another worker, with all kinds of sampling, resumed or handed over."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
 from baton.protos import worker_pb2 as pb
-from harness.workers import Worker
-from tests.services.worker.router import (
-    DECODE,
-    PREFILL,
-    EngineCoreRequest,
-    Got,
-    StructuredOutputsParams,
-    connected,
-    prompt,
-    request,
-)
+from tests.services.worker.router import DECODE, PREFILL, StructuredOutputsParams, connected, prompt, request
 
 SCHEMA = json.dumps(
     {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},
      "required": ["name", "age"], "additionalProperties": False}
 )  # fmt: skip
-KINDS: dict[str, dict[str, Any]] = {
+KINDS = {
     "greedy": {},
     "logprobs": {"logprobs": 4},
     "frequency_penalty": {"frequency_penalty": 1.7},
@@ -48,7 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def params(kind: str, vocabulary: int = 512) -> dict[str, Any]:
+def params(kind, vocabulary=512):
     """Return new parameters, because a request modifies its own."""
     found = dict(KINDS[kind])
     if "structured_outputs" in found:
@@ -57,12 +44,12 @@ def params(kind: str, vocabulary: int = 512) -> dict[str, Any]:
     return found
 
 
-async def uninterrupted(worker: Worker, name: str, tokens: list[int], kind: str) -> Got:
+async def uninterrupted(worker, name, tokens, kind):
     async with connected(worker.address) as stream:
         return await stream.run(request(name, tokens, **params(kind)), DECODE)
 
 
-def same(whole: Got, first: int, rest: Got) -> None:
+def same(whole, first, rest):
     assert rest.failed is None
     assert whole.tokens[first:] == rest.tokens
     assert (whole.finish, whole.stop_reason) == (rest.finish, rest.stop_reason)
@@ -72,7 +59,7 @@ def same(whole: Got, first: int, rest: Got) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_request_resumes_after_n_tokens(mixed: Worker, kind: str) -> None:
+async def test_a_request_resumes_after_n_tokens(mixed, kind):
     tokens = prompt(70, seed=list(KINDS).index(kind))
     whole = await uninterrupted(mixed, f"whole {kind}", tokens, kind)
     assert len(whole.tokens) > 7, "too short to interrupt"
@@ -85,7 +72,7 @@ async def test_a_request_resumes_after_n_tokens(mixed: Worker, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_request_continues_after_a_handoff(prefill: Worker, mixed: Worker, kind: str) -> None:
+async def test_a_request_continues_after_a_handoff(prefill, mixed, kind):
     tokens = prompt(300, seed=100 + list(KINDS).index(kind))  # computed in two steps of 256 tokens
     name = f"handed over {kind}"
     core = request(name, tokens, **params(kind))
@@ -101,12 +88,12 @@ async def test_a_request_continues_after_a_handoff(prefill: Worker, mixed: Worke
     assert rest.prompt_logprobs == 0
 
 
-async def test_bad_words_across_the_boundary(mixed: Worker) -> None:
+async def test_bad_words_across_the_boundary(mixed):
     tokens = prompt(60, seed=60)
     free = await uninterrupted(mixed, "free", tokens, "greedy")
     banned = [free.tokens[n : n + 2] for n in (0, 1, 6)]
 
-    def core(name: str) -> EngineCoreRequest:
+    def core(name):
         made = request(name, tokens, bad_words=["set below"])
         made.sampling_params._bad_words_token_ids = banned  # the front end's tokenizer does this
         return made
@@ -119,7 +106,7 @@ async def test_bad_words_across_the_boundary(mixed: Worker) -> None:
             same(whole, n, await stream.run(core(f"banned after {n}"), DECODE, written=whole.tokens[:n]))
 
 
-async def test_a_second_prefill_includes_earlier_output(prefill: Worker, mixed: Worker) -> None:
+async def test_a_second_prefill_includes_earlier_output(prefill, mixed):
     tokens = prompt(90, seed=50)
     whole = await uninterrupted(mixed, "never lost", tokens, "seed and penalties")
     core = request("lost its decode worker", tokens, **params("seed and penalties"))
@@ -133,7 +120,7 @@ async def test_a_second_prefill_includes_earlier_output(prefill: Worker, mixed: 
     same(whole, 6, rest)
 
 
-async def test_output_that_a_grammar_rejects_fails_only_its_request(mixed: Worker) -> None:
+async def test_output_that_a_grammar_rejects_fails_only_its_request(mixed):
     core = request("rejected", prompt(40), structured_outputs=StructuredOutputsParams(regex="[a-z]{20}"))
     async with connected(mixed.address) as stream:
         got = await stream.run(core, DECODE, written=[ord("7")])

@@ -1,17 +1,13 @@
 """A router dies, or hangs with open connections: its saved KV is released and its requests end."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from harness import zygote
 from harness.support import CALL_S, eventually
-from harness.workers import Worker
 from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
 
 PINNED, RUNNING = "baton_worker_handoffs_pinned", "baton_worker_requests_running"
@@ -21,9 +17,7 @@ HUNG_S = 20.0  # longer than gRPC's keepalive, shorter than a lease of saved KV
 @pytest.mark.parametrize(
     ("how", "within_s"), [(signal.SIGKILL, 3.0), (signal.SIGSTOP, HUNG_S)], ids=["dead", "hung"]
 )
-def test_requests_and_handoffs_of_a_lost_router_end(
-    prefill: Worker, mixed: Worker, tmp_path: Path, how: signal.Signals, within_s: float
-) -> None:
+def test_requests_and_handoffs_of_a_lost_router_end(prefill, mixed, tmp_path, how, within_s):
     router = zygote.shared().start(
         "router", f"{__name__}:run", tmp_path, prefill=prefill.address, mixed=mixed.address, name=how.name
     )
@@ -40,12 +34,11 @@ def test_requests_and_handoffs_of_a_lost_router_end(
         router.kill()
 
 
-def run(**held: str) -> None:
-    """Run in the forked process."""
+def run(**held):
     asyncio.run(hold(**held))
 
 
-async def hold(prefill: str, mixed: str, name: str) -> None:
+async def hold(prefill, mixed, name):
     """Leave a handoff on one worker and a running request on the other, and wait."""
     async with connected(prefill) as source, connected(mixed) as target:
         await source.run(request(f"{name} kept", prompt(100, seed=41)), PREFILL)

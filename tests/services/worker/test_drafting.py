@@ -1,7 +1,5 @@
 """A real worker's draft metrics."""
 
-from __future__ import annotations
-
 import urllib.request
 from contextlib import closing
 
@@ -10,7 +8,6 @@ import pytest
 
 from baton.protos import scheduler_pb2, scheduler_pb2_grpc
 from harness.support import eventually
-from harness.workers import Fleet, Worker
 from tests.services.worker.router import DECODE, connected, hello, prompt, request
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
@@ -18,11 +15,11 @@ FEW = [5, 6, 7]
 
 
 @pytest.fixture(scope="module")
-def drafting(workers: Fleet) -> Worker:
+def drafting(workers):
     return workers.started("mixed", engine={"speculative_config": NGRAM})
 
 
-def labelled(worker: Worker, name: str) -> dict[str, float]:
+def labelled(worker, name):
     """Return a metric's values by labels."""
     with closing(urllib.request.urlopen(worker.metrics, timeout=5)) as reply:
         lines = reply.read().decode().splitlines()
@@ -30,7 +27,7 @@ def labelled(worker: Worker, name: str) -> dict[str, float]:
     return {labels.removeprefix(name): float(value) for labels, _, value in found}
 
 
-def described(worker: Worker) -> scheduler_pb2.Drafting:
+def described(worker):
     """Return the worker's last report of its drafts."""
     with grpc.insecure_channel(worker.scheduler) as channel:
         answer = scheduler_pb2_grpc.SchedulerStub(channel).Describe(
@@ -39,7 +36,7 @@ def described(worker: Worker) -> scheduler_pb2.Drafting:
     return next(one.load.drafting for one in answer.workers if one.identity.worker_id == worker.name)
 
 
-async def test_metrics_equal_the_sums_over_requests(drafting: Worker) -> None:
+async def test_metrics_equal_the_sums_over_requests(drafting):
     """The sums are compared in total, by position, and with the reports to the router."""
     before = {name: drafting.figure(f"baton_worker_{name}_total") for name in ("drafts", "drafted_tokens")}
     assert before == {"drafts": 0, "drafted_tokens": 0}
@@ -84,7 +81,7 @@ async def test_metrics_equal_the_sums_over_requests(drafting: Worker) -> None:
     assert labelled(drafting, "baton_worker_acceptance_alarm") == {'{method="ngram"}': 0.0}
 
 
-async def test_drafts_of_a_request_with_a_stop_string_are_reported(drafting: Worker) -> None:
+async def test_drafts_of_a_request_with_a_stop_string_are_reported(drafting):
     """The router aborts such a request, so each output reports the drafts so far."""
     core = request("stop", prompt(20), max_tokens=400, stop=["never"], detokenize=True, allowed_token_ids=FEW)
     async with connected(drafting.address) as stream:
@@ -95,12 +92,12 @@ async def test_drafts_of_a_request_with_a_stop_string_are_reported(drafting: Wor
         await stream.abort("stop")
 
 
-async def test_the_phases_of_a_step_add_up(drafting: Worker) -> None:
+async def test_the_phases_of_a_step_add_up(drafting):
     parts = labelled(drafting, "baton_worker_engine_step_phase_seconds_sum")
     assert set(parts) == {f'{{phase="{phase}"}}' for phase in ("draft", "verify", "rest")}
     assert all(seconds > 0 for seconds in parts.values())
 
-    def add_up() -> bool:  # polled, as steps may end between two scrapes
+    def add_up():  # polled, as steps may end between two scrapes
         whole = drafting.figure("baton_worker_engine_step_seconds_sum")
         parts = labelled(drafting, "baton_worker_engine_step_phase_seconds_sum")
         return sum(parts.values()) == pytest.approx(whole, rel=0.01)
@@ -108,12 +105,12 @@ async def test_the_phases_of_a_step_add_up(drafting: Worker) -> None:
     eventually(add_up, 10, "the parts add up")
 
 
-async def test_hello_names_the_method(drafting: Worker, mixed: Worker) -> None:
+async def test_hello_names_the_method(drafting, mixed):
     assert (await hello(drafting.address)).identity.capacity.speculative_method == "ngram"
     assert (await hello(mixed.address)).identity.capacity.speculative_method == ""
 
 
-async def test_without_speculation_there_are_no_draft_metrics(mixed: Worker) -> None:
+async def test_without_speculation_there_are_no_draft_metrics(mixed):
     async with connected(mixed.address) as stream:
         got = await stream.run(request("plain", prompt(20), max_tokens=4), DECODE)
     assert got.drafts is None

@@ -1,13 +1,9 @@
 """A worker follows an attempt at another one over gRPC, with real dispatchers and servicers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, cast
 
 import pytest
 from vllm.v1.engine import FinishReason
@@ -18,14 +14,13 @@ from baton.handoff.reports import Begun, Problem, Saved
 from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_PREFILL, Failed, Start
+from baton.protos.worker_pb2 import PHASE_PREFILL, Failed
 from baton.security.names import Role
 from baton.services.engine.step import EngineStep
 from baton.services.worker import following, outgoing
 from baton.services.worker.servicer import WorkerServicer
 from harness.fake_worker import until
 from harness.support import PATIENCE
-from tests.security.conftest import Become
 from tests.security.conftest import become as become
 from tests.security.conftest import ca as ca
 from tests.services.worker.idle_worker import KEY, Worker, start, with_kv
@@ -34,20 +29,19 @@ from tests.services.worker.idle_worker import KEY, Worker, start, with_kv
 class Site(Worker):
     """A worker that serves gRPC."""
 
-    def __init__(self, engine: Any = None, **sizes: int) -> None:
+    def __init__(self, engine=None, **sizes):
         super().__init__(engine, **sizes)
         self.server = rpc.aio_server()
-        nobody = cast(Any, None)
-        service = WorkerServicer(nobody, self.dispatcher, 60.0, nobody, host=nobody)
-        worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)  # type: ignore[no-untyped-call]
+        service = WorkerServicer(None, self.dispatcher, 60.0, None, host=None)
+        worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
         self.port = rpc.listen(self.server, "worker.listen", "127.0.0.1:0")
 
-    def begin_to_save(self, name: str) -> Manifest:
+    def begin_to_save(self, name):
         manifest = Manifest(request_id=f"{name}#1", epoch=1, lease_s=60.0)
         self.dispatcher.on_step(EngineStep(begun=(Begun(f"{name}#1", 1, manifest),)))
         return manifest
 
-    def prefilled(self, name: str, saved: Saved | None = None) -> Manifest:
+    def prefilled(self, name, saved=None):
         manifest = Manifest(request_id=f"{name}#1", epoch=1, lease_s=60.0, saved_at_s=1.0, chunks=2)
         attempt = self.dispatcher._attempts.live(f"{name}#1")
         attempt.prepared.request.append_output_token_ids([7])
@@ -57,7 +51,7 @@ class Site(Worker):
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Site]:
+async def serving():
     site = Site()
     await site.server.start()
     try:
@@ -69,26 +63,26 @@ async def serving() -> AsyncIterator[Site]:
 
 
 @pytest.fixture
-async def source() -> AsyncIterator[Site]:
+async def source():
     async with serving() as site:
         yield site
 
 
 @pytest.fixture
-async def target() -> AsyncIterator[Site]:
+async def target():
     async with serving() as site:
         yield site
 
 
-def of(site: Site, message: Start, **source: Any) -> Start:
+def of(site, message, **source):
     return with_kv(message, **{"address": f"127.0.0.1:{site.port}", **source})
 
 
-async def followed(site: Site, number: int = 1) -> None:
+async def followed(site, number=1):
     await until(lambda: site.dispatcher.outgoing.followers == number, f"{number} follow")
 
 
-async def test_a_manifest_goes_from_worker_to_worker(source: Site, target: Site) -> None:
+async def test_a_manifest_goes_from_worker_to_worker(source, target):
     """The decode starts first; the router gets the token but not the manifest."""
     target.start(of(source, start("a")))
     await followed(source)
@@ -96,7 +90,7 @@ async def test_a_manifest_goes_from_worker_to_worker(source: Site, target: Site)
     source.begin_to_save("a")
     await until(lambda: target.engine.begun == ["a#1"], "it pulls")
     assert target.engine.resumed == []
-    given: list[Any] = []
+    given = []
     target.engine.resume = lambda *what: given.append(what)
     manifest = source.prefilled("a")
     await until(lambda: bool(given), "it goes on")
@@ -108,19 +102,19 @@ async def test_a_manifest_goes_from_worker_to_worker(source: Site, target: Site)
     assert target.failed() == []
 
 
-async def test_saved_kv_is_announced_to_every_follower(source: Site, target: Site) -> None:
+async def test_saved_kv_is_announced_to_every_follower(source, target):
     source.start(start("a", phase=PHASE_PREFILL))
     source.prefilled("a")
     target.start(of(source, start("a")))
     await until(lambda: target.engine.resumed == ["a#1"], "it goes on")
     async with rpc.aio_channel(f"127.0.0.1:{source.port}", Role.WORKER) as channel:
-        stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        stub = worker_pb2_grpc.WorkerStub(channel)
         call = stub.Follow(pb.FollowRequest(request_id="a", epoch=1, key=KEY), timeout=5 * PATIENCE)
         [reply] = [one async for one in call]
     assert (list(reply.complete.token_ids), list(reply.complete.draft_token_ids)) == ([7], [8, 9])
 
 
-async def test_an_attempt_without_a_save_fails_its_follower(source: Site, target: Site) -> None:
+async def test_an_attempt_without_a_save_fails_its_follower(source, target):
     for name in "abc":
         target.start(of(source, start(name)))
         source.start(start(name, phase=PHASE_PREFILL))
@@ -137,27 +131,21 @@ async def test_an_attempt_without_a_save_fails_its_follower(source: Site, target
     assert target.engine.aborted == ["a#1", "b#1", "c#1"]
 
 
-async def test_a_wrong_key_is_refused(source: Site, target: Site) -> None:
+async def test_a_wrong_key_is_refused(source, target):
     source.start(start("a", phase=PHASE_PREFILL))
     source.prefilled("a")
     target.start(of(source, start("a"), key=b"sixteen others ."))
-    failed = await target.failure()
-    assert failed.code == Failed.CODE_HANDOFF
-    assert "PERMISSION_DENIED: the key is not this attempt's" in failed.message
+    await target.fails(Failed.CODE_HANDOFF, "PERMISSION_DENIED: the key is not this attempt's")
 
 
-async def test_an_attempt_that_never_arrives(
-    source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_attempt_that_never_arrives(source, target, monkeypatch):
     monkeypatch.setattr(outgoing, "WAIT_S", 0.05)
     target.start(of(source, start("a")))
-    failed = await target.failure()
-    assert failed.code == Failed.CODE_HANDOFF  # the way to the source is fine
-    assert "attempt 1 at request a did not arrive" in failed.message
+    await target.fails(Failed.CODE_HANDOFF, "attempt 1 at request a did not arrive")
     await followed(source, 0)
 
 
-async def test_a_source_that_dies_is_lost(source: Site, target: Site) -> None:
+async def test_a_source_that_dies_is_lost(source, target):
     target.start(of(source, start("a")))
     await followed(source)
     began = asyncio.get_running_loop().time()
@@ -166,32 +154,30 @@ async def test_a_source_that_dies_is_lost(source: Site, target: Site) -> None:
     assert asyncio.get_running_loop().time() - began < 0.1 * PATIENCE  # the router waits for 0.25 s
 
 
-async def test_a_source_that_shuts_down(source: Site, target: Site) -> None:
+async def test_a_source_that_shuts_down(source, target):
     target.start(of(source, start("a")))
     await followed(source)
     source.dispatcher.hang_up()
-    failed = await target.failure()
-    assert failed.code == Failed.CODE_SOURCE
-    assert "UNAVAILABLE: this worker is shutting down" in failed.message
+    await target.fails(Failed.CODE_SOURCE, "UNAVAILABLE: this worker is shutting down")
 
 
 @asynccontextmanager
-async def cuttable(site: Site) -> AsyncIterator[Callable[[], int]]:
+async def cuttable(site):
     """Proxy a worker's followers; yield a function that resets all connections and counts them."""
-    open_now: list[asyncio.StreamWriter] = []
+    open_now = []
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader, writer):
         there, back = await asyncio.open_connection("127.0.0.1", port)
         open_now.extend((writer, back))
         await asyncio.gather(pass_on(reader, back), pass_on(there, writer))
 
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def pass_on(reader, writer):
         with contextlib.suppress(OSError):
             while piece := await reader.read(1 << 16):
                 writer.write(piece)
         writer.transport.abort()
 
-    def cut() -> int:
+    def cut():
         cut, open_now[:] = list(open_now), []
         for one in cut:
             one.transport.abort()
@@ -206,12 +192,12 @@ async def cuttable(site: Site) -> AsyncIterator[Callable[[], int]]:
             cut()
 
 
-def calls(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def calls(site, monkeypatch):
     """Return a list to which each Follow call is added from now on."""
-    asked: list[str] = []
+    asked = []
     follower = site.dispatcher.outgoing.follower
 
-    def noting(request: pb.FollowRequest) -> Any:
+    def noting(request):
         asked.append(request.request_id)
         return follower(request)
 
@@ -219,9 +205,7 @@ def calls(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-async def test_calls_survive_a_reset_connection(
-    source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_calls_survive_a_reset_connection(source, target, monkeypatch):
     async with cuttable(source) as cut:
         for name in "abc":
             target.start(of(source, start(name)))
@@ -240,9 +224,7 @@ async def test_calls_survive_a_reset_connection(
     assert target.engine.begun == ["a#1"]
 
 
-async def test_a_call_is_retried_only_once(
-    source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_is_retried_only_once(source, target, monkeypatch):
     async with cuttable(source) as cut:
         target.start(of(source, start("a")))
         await followed(source)
@@ -255,10 +237,8 @@ async def test_a_call_is_retried_only_once(
 
 
 @pytest.mark.parametrize("how", ["abort", "stream", "a later attempt"])
-async def test_a_follower_that_leaves_releases_nothing(
-    source: Site, target: Site, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released: list[Manifest] = []
+async def test_a_follower_that_leaves_releases_nothing(source, target, how, monkeypatch):
+    released = []
     monkeypatch.setattr(source.dispatcher, "_handoffs", released)
     source.start(start("a", phase=PHASE_PREFILL))
     source.begin_to_save("a")
@@ -276,7 +256,7 @@ async def test_a_follower_that_leaves_releases_nothing(
     assert target.failed() == released == []
 
 
-async def test_a_source_that_does_not_complete_in_time(source: Site, target: Site) -> None:
+async def test_a_source_that_does_not_complete_in_time(source, target):
     source.start(start("a", phase=PHASE_PREFILL))
     decode = of(source, start("a"))
     decode.left_s = 0.1
@@ -286,29 +266,25 @@ async def test_a_source_that_does_not_complete_in_time(source: Site, target: Sit
     await followed(source, 0)
 
 
-async def test_a_server_that_accepts_connections_but_never_answers(
-    target: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_that_accepts_connections_but_never_answers(target, monkeypatch):
     monkeypatch.setattr(following, "CONNECT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target.start(with_kv(start("a"), address=f"127.0.0.1:{silent.getsockname()[1]}"))
-        failed = await target.failure()
-    assert failed.code == Failed.CODE_SOURCE
-    assert "no connection to the source within 0.2 s" in failed.message
+        await target.fails(Failed.CODE_SOURCE, "no connection to the source within 0.2 s")
 
 
-async def test_a_prompt_uses_its_beginning_if_it_arrives_in_time(source: Site, target: Site) -> None:
+async def test_a_prompt_uses_its_beginning_if_it_arrives_in_time(source, target):
     save = start("b", phase=pb.PHASE_SAVE)
     save.prefix_tokens = 10
     target.start(of(source, start("b", phase=PHASE_PREFILL)))
     source.start(save)
     source.prefilled("b")
     await until(lambda: target.engine.submitted == ["b#1"], "its beginning is there")
-    comes = target.dispatcher._attempts.live("b#1").incoming  # type: ignore[union-attr]
+    comes = target.dispatcher._attempts.live("b#1").incoming
     assert comes.loads
 
 
-async def test_a_prompt_does_not_wait_for_a_source_that_refuses(source: Site, target: Site) -> None:
+async def test_a_prompt_does_not_wait_for_a_source_that_refuses(source, target):
     loop = asyncio.get_running_loop()
     save = start("b", phase=pb.PHASE_SAVE)
     save.prefix_tokens = 10
@@ -322,9 +298,7 @@ async def test_a_prompt_does_not_wait_for_a_source_that_refuses(source: Site, ta
     assert target.failed() == []
 
 
-async def test_the_number_of_channels_is_limited(
-    source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_number_of_channels_is_limited(source, target, monkeypatch):
     channels = target.dispatcher._entrance._following._channels
     monkeypatch.setattr(channels, "_bound", 1)
     for name in "ac":
@@ -338,7 +312,7 @@ async def test_the_number_of_channels_is_limited(
     assert list(channels._kept) == ["127.0.0.1:9"]
 
 
-async def test_a_renewed_certificate_breaks_no_call(become: Become, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_renewed_certificate_breaks_no_call(become, monkeypatch):
     """A prompt may be computed for longer than a certificate lives."""
     become(Role.WORKER, "p")
     async with serving() as source:
@@ -359,12 +333,10 @@ async def test_a_renewed_certificate_breaks_no_call(become: Become, monkeypatch:
             assert target.failed() == []
 
 
-async def test_a_router_may_not_follow(become: Become) -> None:
+async def test_a_router_may_not_follow(become):
     become(Role.WORKER, "p")
     async with serving() as source:
         become(Role.ROUTER)
         async with serving() as target:
             target.start(of(source, start("a")))
-            failed = await target.failure()
-    assert failed.code == Failed.CODE_HANDOFF
-    assert "router may not call Worker/Follow" in failed.message
+            await target.fails(Failed.CODE_HANDOFF, "router may not call Worker/Follow")

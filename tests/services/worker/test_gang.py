@@ -1,25 +1,22 @@
 """A worker's place in a gang follows from its settings."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
 
 from baton.protos.scheduler_pb2 import Gang, WorkerIdentity
-from baton.services.config import Settings, load
+from baton.services.config import load
 from baton.services.errors import ConfigError, StartError
 from baton.services.worker.gang import LOOPBACK, _facts, gang_of, is_limb, own_host
 
 
-def settings(size: int, gang: str, rank: int, **engine: int) -> Settings:
-    found: Settings = load(
+def settings(size, gang, rank, **engine):
+    return load(
         {"engine": {"data_parallel_size": size} | engine, "worker": {"gang": gang, "gang_rank": rank}}
     )
-    return found
 
 
-def test_its_place() -> None:
+def test_its_place():
     assert gang_of(settings(1, "", 0)) is None
     assert gang_of(settings(3, "decode-0", 2)) == Gang(name="decode-0", rank=2, size=3)
 
@@ -28,7 +25,7 @@ def test_its_place() -> None:
     ("size", "nodes", "ranks"),
     [(1, 2, [0, None]), (2, 2, [0, 1]), (4, 2, [0, 1, 2, 3]), (2, 4, [0, None, 1, None])],
 )
-def test_members_on_several_machines(size: int, nodes: int, ranks: list[int | None]) -> None:
+def test_members_on_several_machines(size, nodes, ranks):
     """The scheduler sees workers, not limbs. `ranks`: the expected ranks; None for a limb."""
     for rank, expected in enumerate(ranks):
         one = settings(size, "g", rank, nodes=nodes, tensor_parallel_size=2)
@@ -52,12 +49,12 @@ def test_members_on_several_machines(size: int, nodes: int, ranks: list[int | No
         (2, "decode-0", 2, r"^worker\.gang_rank \(value 2\): .* ranks are 0 to 1"),
     ],
 )
-def test_settings_that_disagree(size: int, gang: str, rank: int, why: str) -> None:
+def test_settings_that_disagree(size, gang, rank, why):
     with pytest.raises(ConfigError, match=why):
         gang_of(settings(size, gang, rank))
 
 
-def found_host(kv_host: str, scheduler: str) -> str:
+def found_host(kv_host, scheduler):
     return asyncio.run(own_host(load({"engine": {"nodes": 2}, "scheduler": {"address": scheduler}}), kv_host))
 
 
@@ -68,19 +65,19 @@ def found_host(kv_host: str, scheduler: str) -> str:
         ("203.0.113.2", "203.0.113.1:7400", r"^no network of this machine has the address 203\.0\.113\.2"),
     ],
 )
-def test_a_host_that_other_machines_cannot_reach(kv_host: str, scheduler: str, why: str) -> None:
+def test_a_host_that_other_machines_cannot_reach(kv_host, scheduler, why):
     with pytest.raises(StartError, match=why):
         found_host(kv_host, scheduler)
 
 
-def test_all_on_one_machine() -> None:
+def test_all_on_one_machine():
     assert found_host(LOOPBACK, "127.0.0.1:7400") == LOOPBACK
 
 
 @pytest.mark.parametrize(
     "other", [{"scheduler": {"worker_lease_s": 9.0}}, {"worker": {"drain_timeout_s": 9.0}}]
 )
-def test_limits_of_time_must_be_equal(other: dict[str, dict[str, float]]) -> None:
+def test_limits_of_time_must_be_equal(other):
     one, two = (_facts(WorkerIdentity(), load(tree), LOOPBACK) for tree in ({}, other))
     ((section, values),) = other.items()
     assert [key for key in one if one[key] != two[key]] == [f"{section}.{key}" for key in values]

@@ -1,53 +1,40 @@
 """Grammars on real workers: costly ones do not delay others, and answers that a grammar cuts off."""
 
-from __future__ import annotations
-
 import time
-from typing import Any
 
 from baton.protos import worker_pb2 as pb
 from harness.support import PATIENCE, eventually
-from harness.workers import Worker
-from tests.services.worker.router import (
-    DECODE,
-    PREFILL,
-    EngineCoreRequest,
-    Got,
-    StructuredOutputsParams,
-    connected,
-    prompt,
-    request,
-)
+from tests.services.worker.router import DECODE, PREFILL, StructuredOutputsParams, connected, prompt, request
 
 LETTERS = [*range(ord("a"), ord("z") + 1)]  # the tokenizer's tokens are bytes
 # Seventy letters, then a digit, which the request does not allow: found only at the end of the answer.
-ENDLESS: dict[str, Any] = {
+ENDLESS = {
     "structured_outputs": StructuredOutputsParams(regex="[a-z]{70}[0-9]"),
     "allowed_token_ids": LETTERS,
     "max_tokens": 100,
 }
 
 
-def bomb(number: int) -> EngineCoreRequest:
+def bomb(number):
     branches = "|".join(f"([a-z]{{1,{200 + n}}}[0-9]{{1,{300 + n}}}x{n})" for n in range(110))
     grammar = StructuredOutputsParams(regex=f"({branches}|{number})*")
     return request(f"bomb {number}", prompt(20, seed=number), structured_outputs=grammar)
 
 
-def small(number: int, **params: Any) -> EngineCoreRequest:
+def small(number, **params):
     grammar = StructuredOutputsParams(choice=[f"yes{number}", "no"])
     core = request(f"small {number}", prompt(20, seed=number), structured_outputs=grammar, **params)
     core.sampling_params.ignore_eos = False
     return core
 
 
-def refused(got: Got) -> str:
+def refused(got):
     assert got.failed is not None, got
     assert got.failed.code == pb.Failed.CODE_INVALID
     return got.failed.message
 
 
-async def test_costly_grammars_do_not_delay_another_client(mixed: Worker) -> None:
+async def test_costly_grammars_do_not_delay_another_client(mixed):
     async with connected(mixed.address) as theirs, connected(mixed.address) as ours:
         assert (await ours.run(small(0), DECODE)).finish is not None
         for number in range(4):
@@ -64,7 +51,7 @@ async def test_costly_grammars_do_not_delay_another_client(mixed: Worker) -> Non
     eventually(lambda: not mixed.figure("baton_worker_requests_running"), 10, "nothing is left")
 
 
-async def test_an_answer_that_cannot_continue_fails_alone(prefill: Worker, mixed: Worker) -> None:
+async def test_an_answer_that_cannot_continue_fails_alone(prefill, mixed):
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         neighbour = request("neighbour", prompt(30, seed=9), max_tokens=200)
         await target.start(neighbour, DECODE)
@@ -77,7 +64,7 @@ async def test_an_answer_that_cannot_continue_fails_alone(prefill: Worker, mixed
         assert len((await target.end("neighbour")).tokens) == 200
 
 
-async def test_a_grammar_that_nothing_satisfies_is_refused_before_the_prefill(prefill: Worker) -> None:
+async def test_a_grammar_that_nothing_satisfies_is_refused_before_the_prefill(prefill):
     async with connected(prefill.address) as stream:
         for number, grammar in enumerate(
             (
@@ -90,7 +77,7 @@ async def test_a_grammar_that_nothing_satisfies_is_refused_before_the_prefill(pr
             assert "no answer satisfies" in refused(await stream.run(core, PREFILL))
 
 
-async def test_each_request_uses_the_backend_that_its_grammar_needs(mixed: Worker) -> None:
+async def test_each_request_uses_the_backend_that_its_grammar_needs(mixed):
     """The first request used to decide for all others."""
     multiple = '{"type": "integer", "multipleOf": 4001, "minimum": 1, "maximum": 9000}'
     async with connected(mixed.address) as stream:

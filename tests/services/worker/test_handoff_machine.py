@@ -6,37 +6,26 @@ hold no room, engine request or call, and no request was submitted or given its 
 attempt that its router did not drop has been answered once, and each save was pulled or released.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 from unittest.mock import AsyncMock
 
 import grpc
 import grpc.aio
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 from baton.handoff.errors import StagingFull, TransportFailed
 from baton.handoff.reports import Begun, Loaded, Problem, Saved
-from baton.protos import worker_pb2 as pb
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, FollowReply, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE
 from baton.services.engine import wire
 from baton.services.engine.step import EngineStep
 from baton.services.simulate.loop import VirtualLoop
 from baton.services.worker import engine_gate, following, outgoing
-from baton.services.worker.attempts import RunningAttempt
 from baton.services.worker.following import Following
 from baton.services.worker.incoming import Event, State
 from baton.services.worker.outgoing import NotFollowedError
@@ -47,21 +36,19 @@ NAMES = ("a", "b", "c")
 
 
 class Site(Worker):
-    """A worker, and the answers that its router got."""
-
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.started: list[tuple[str, int, int]] = []
-        self.answers: Counter[tuple[str, int]] = Counter()
-        self.dropped: set[tuple[str, int]] = set()  # dropped by their router, so no answer is expected
+        self.started = []
+        self.answers = Counter()
+        self.dropped = set()  # dropped by their router, so no answer is expected
 
-    def connect(self) -> None:
+    def connect(self):
         self.session = self.dispatcher.connect("router")
 
-    def live(self) -> list[RunningAttempt]:
+    def live(self):
         return self.dispatcher._attempts.all()
 
-    def hear(self) -> None:
+    def hear(self):
         """Count the answers in the replies: failures, last outputs and saves."""
         for reply in self.replies():
             over = {(one.request_id, one.epoch) for one in reply.saved}
@@ -75,37 +62,37 @@ class Site(Worker):
                         over.add((name, int(epoch)))
             self.answers.update(over)
 
-    def drop(self, attempts: list[RunningAttempt]) -> None:
+    def drop(self, attempts):
         self.dropped |= {(one.request_id, one.epoch) for one in attempts}
 
-    def drop_request(self, name: str) -> None:
+    def drop_request(self, name):
         self.drop([one for one in self.live() if one.request_id == name])
 
 
 class Calls(Following):
     """Calls to the other dispatcher that break on demand."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site):
         super().__init__()
         self.site = site
-        self.open: list[asyncio.Future[None]] = []
-        self._channels._open = lambda _dialler, _address: cast(Any, None)
-        self._channels._stub = lambda _channel: cast(Any, self)
+        self.open = []
+        self._channels._open = lambda _dialler, _address: None
+        self._channels._stub = lambda _channel: self
 
-    def _close(self, _channel: Any) -> None:
+    def _close(self, _channel):
         """Leave nothing to close."""
 
-    def Follow(self, request: pb.FollowRequest) -> Any:
+    def Follow(self, request):
         return _Call(self, request)
 
 
 class _Call:
-    def __init__(self, calls: Calls, request: pb.FollowRequest) -> None:
+    def __init__(self, calls, request):
         self._calls, self._request = calls, request
-        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._broken = asyncio.get_running_loop().create_future()
         calls.open.append(self._broken)
 
-    async def __aiter__(self) -> AsyncIterator[FollowReply]:
+    async def __aiter__(self):
         try:
             with self._calls.site.dispatcher.outgoing.follower(self._request) as follower:
                 while True:
@@ -124,12 +111,12 @@ class _Call:
         except NotFollowedError as error:
             raise _error(error.code, str(error)) from None
 
-    def cancel(self) -> None:
+    def cancel(self):
         if self._broken in self._calls.open:
             self._calls.open.remove(self._broken)
 
 
-def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+def _error(code, details):
     nothing = grpc.aio.Metadata()
     return grpc.aio.AioRpcError(code, nothing, nothing, details=details)
 
@@ -137,7 +124,7 @@ def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 T = TypeVar("T")
 
 
-def pick(which: int, found: Sequence[T]) -> T | None:
+def pick(which, found):
     return found[which % len(found)] if found else None
 
 
@@ -150,35 +137,35 @@ class Loop(VirtualLoop):
 class Handoffs(RuleBasedStateMachine):
     """One request per name, whose attempts have increasing epochs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.loop = Loop()
-        engine_gate.time = outgoing.time = self.loop  # type: ignore[assignment,attr-defined]
+        engine_gate.time = outgoing.time = self.loop
         # Keyed by internal id:
-        self.released: Counter[str] = Counter()
-        self.saved: set[str] = set()
-        self.pulled: set[str] = set()
+        self.released = Counter()
+        self.saved = set()
+        self.pulled = set()
         self.epochs = dict.fromkeys(NAMES, 0)
         self.do(self._set_up)
 
-    async def _set_up(self) -> None:
+    async def _set_up(self):
         self.p, self.d = Site(), Site()
         self.calls = Calls(self.p)
         self.d.dispatcher._entrance._following = self.calls
-        self.p.dispatcher._handoffs = self.d.dispatcher._handoffs = cast(Any, self)
+        self.p.dispatcher._handoffs = self.d.dispatcher._handoffs = self
 
     # HandoffClient
 
-    def release_soon(self, manifest: Manifest) -> None:
+    def release_soon(self, manifest):
         self.released[manifest.request_id] += 1
 
-    def close(self) -> None:
+    def close(self):
         pass
 
-    def do(self, what: Any, *given: Any) -> None:
+    def do(self, what, *given):
         """Call `what` on the loop, and run everything that follows."""
 
-        async def work() -> None:
+        async def work():
             found = what(*given)
             if asyncio.iscoroutine(found):
                 await found
@@ -187,8 +174,8 @@ class Handoffs(RuleBasedStateMachine):
 
         self.loop.run_until_complete(work())
 
-    def teardown(self) -> None:
-        async def over() -> None:
+    def teardown(self):
+        async def over():
             for site in (self.p, self.d):
                 site.drop(site.live())
                 site.hear()
@@ -213,7 +200,7 @@ class Handoffs(RuleBasedStateMachine):
 
     # Routers.
 
-    def _start(self, site: Site, message: Start) -> None:
+    def _start(self, site, message):
         site.started.append((message.request_id, message.epoch, message.phase))
         site.drop_request(message.request_id)
         site.dispatcher.start(site.session, message)
@@ -223,7 +210,7 @@ class Handoffs(RuleBasedStateMachine):
         order=st.sampled_from(["both", "decode first", "prefill first", "decode alone", "prefill alone"]),
         kind=st.sampled_from(["plain", "grammar", "beginning", "wrong key", "no source"]),
     )
-    def start(self, name: str, order: str, kind: str) -> None:
+    def start(self, name, order, kind):
         """Start an attempt, of which one half may be lost."""
         self.epochs[name] += 1
         epoch = self.epochs[name]
@@ -245,13 +232,13 @@ class Handoffs(RuleBasedStateMachine):
             self.do(self._start, site, message)
 
     @rule(name=st.sampled_from(NAMES), at=st.sampled_from("pd"))
-    def abort(self, name: str, at: str) -> None:
+    def abort(self, name, at):
         site = self.p if at == "p" else self.d
         site.drop_request(name)
         self.do(site.dispatcher.abort, [name])
 
     @rule(at=st.sampled_from("pd"))
-    def lose_the_router(self, at: str) -> None:
+    def lose_the_router(self, at):
         site = self.p if at == "p" else self.d
         site.drop(site.live())
         site.hear()
@@ -259,7 +246,7 @@ class Handoffs(RuleBasedStateMachine):
         site.connect()
 
     @rule()
-    def try_one_alone(self) -> None:
+    def try_one_alone(self):
         """Start a suspect, so that the gate holds other requests."""
         self.epochs.setdefault("alone", 0)
         self.epochs["alone"] += 1
@@ -268,8 +255,8 @@ class Handoffs(RuleBasedStateMachine):
         self.do(self._start, self.d, message)
 
     @rule()
-    def end_the_trial(self) -> None:
-        async def ended() -> None:
+    def end_the_trial(self):
+        async def ended():
             self.d.drop_request("alone")
             self.d.dispatcher.abort(["alone"])
             gate = self.d.dispatcher._gate
@@ -280,12 +267,12 @@ class Handoffs(RuleBasedStateMachine):
     # The call between the workers.
 
     @rule(which=st.integers(0, 5))
-    def break_a_call(self, which: int) -> None:
+    def break_a_call(self, which):
         if call := pick(which, self.calls.open):
             self.do(call.set_result, None)
 
     @rule(which=st.integers(0, 5))
-    def lose_patience(self, which: int) -> None:
+    def lose_patience(self, which):
         incoming = pick(which, [one.incoming for one in self.d.live() if one.incoming and one.incoming.waits])
         if incoming is not None:
             self.do(incoming.on_failed, Event.LATE, Problem.of(TransportFailed("late")))
@@ -294,15 +281,15 @@ class Handoffs(RuleBasedStateMachine):
 
     # P's engine.
 
-    def _computing(self, which: int) -> RunningAttempt | None:
+    def _computing(self, which):
         return pick(which, [one for one in self.p.live() if one.inside])
 
-    def _manifest(self, attempt: RunningAttempt) -> Manifest:
+    def _manifest(self, attempt):
         self.saved.add(attempt.internal_id)
         return Manifest(request_id=attempt.internal_id, epoch=attempt.epoch, lease_s=600.0)
 
     @rule(which=st.integers(0, 5))
-    def begin_to_save(self, which: int) -> None:
+    def begin_to_save(self, which):
         attempt = self._computing(which)
         if attempt is None or attempt.prepared.saves is False:
             return
@@ -315,7 +302,7 @@ class Handoffs(RuleBasedStateMachine):
         which=st.integers(0, 5),
         how=st.sampled_from(["kept", "kept", "kept", "lost", "stopped", "full", "broke"]),
     )
-    def end_a_prompt(self, which: int, how: str) -> None:
+    def end_a_prompt(self, which, how):
         attempt = self._computing(which)
         if attempt is None:
             return
@@ -336,7 +323,7 @@ class Handoffs(RuleBasedStateMachine):
         self.do(self.p.dispatcher.on_step, step)
 
     @rule(which=st.integers(0, 5))
-    def pull_all(self, which: int) -> None:
+    def pull_all(self, which):
         """Pull a save: its ranks no longer hold it at the next renewal."""
         handoffs = self.p.dispatcher.outgoing
         asked = handoffs.to_renew()
@@ -349,7 +336,7 @@ class Handoffs(RuleBasedStateMachine):
     # D's engine.
 
     @rule(which=st.integers(0, 5), problem=st.booleans())
-    def load(self, which: int, problem: bool) -> None:
+    def load(self, which, problem):
         inside = [one for one in self.d.live() if one.inside]
         loading = [one for one in inside if one.incoming and one.incoming.state is State.COMPLETE]
         if (attempt := pick(which, loading)) is None:
@@ -359,7 +346,7 @@ class Handoffs(RuleBasedStateMachine):
         self.do(self.d.dispatcher.on_step, EngineStep(loaded=(loaded,)))
 
     @rule(which=st.integers(0, 5), last=st.booleans())
-    def write(self, which: int, last: bool) -> None:
+    def write(self, which, last):
         """Generate a token of a request that has its KV."""
         inside = [one for one in self.d.live() if one.inside]
         running = [one for one in inside if one.incoming is None or not one.incoming.loads]
@@ -375,7 +362,7 @@ class Handoffs(RuleBasedStateMachine):
     # Invariants.
 
     @invariant()
-    def nothing_is_held(self) -> None:
+    def nothing_is_held(self):
         for site in (self.p, self.d):
             site.hear()
             live = site.live()
@@ -399,7 +386,7 @@ class Handoffs(RuleBasedStateMachine):
                 assert attempt.incoming.state is not State.ASKED
 
 
-def test_handoffs_hold_nothing_and_do_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handoffs_hold_nothing_and_do_nothing_twice(monkeypatch):
     monkeypatch.setattr(following, "_connected", AsyncMock(return_value=True))
     monkeypatch.setattr(following, "PAUSE_S", 0.0)
     for module in (engine_gate, outgoing):
@@ -409,9 +396,6 @@ def test_handoffs_hold_nothing_and_do_nothing_twice(monkeypatch: pytest.MonkeyPa
     run_state_machine_as_test(
         Handoffs,
         settings=settings(
-            max_examples=30,
-            stateful_step_count=30,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
+            max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

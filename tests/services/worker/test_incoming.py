@@ -1,9 +1,6 @@
 """Incoming KV: an attempt is submitted once, gets its token once, and fails at most once."""
 
-from __future__ import annotations
-
 from itertools import product
-from typing import Any, cast
 
 import pytest
 
@@ -21,39 +18,39 @@ KINDS = ("in the engine", "held", "beginning")
 class Seams:
     """Records the calls, and refuses on demand."""
 
-    def __init__(self) -> None:
-        self.done: list[str] = []
-        self.codes: list[Any] = []
-        self.refuses: set[str] = set()
+    def __init__(self):
+        self.done = []
+        self.codes = []
+        self.refuses = set()
 
-    def _do(self, what: str) -> None:
+    def _do(self, what):
         if what in self.refuses:
             raise RequestRefused(Failed.CODE_HANDOFF, f"{what}: no")
         self.done.append(what)
 
-    def enter(self, _attempt: Any, _start: Start, complete: Complete | None) -> None:
+    def enter(self, _attempt, _start, complete):
         self._do("enter with KV" if complete is not None else "enter without")
 
-    def begin_load(self, _attempt: Any, _manifest: Manifest) -> None:
+    def begin_load(self, _attempt, _manifest):
         self._do("begin")
 
-    def resume(self, _attempt: Any, _complete: Complete) -> None:
+    def resume(self, _attempt, _complete):
         self._do("resume")
 
-    def fail(self, _attempt: Any, code: Any, _problem: Problem) -> None:
+    def fail(self, _attempt, code, _problem):
         self.done.append("fail")
         self.codes.append(code)
 
-    def do_without(self, _attempt: Any, _problem: Problem) -> None:
+    def do_without(self, _attempt, _problem):
         self.done.append("without")
 
 
-def made(kind: str, seams: Seams) -> Incoming:
+def made(kind, seams):
     start = Start(phase=PHASE_PREFILL if kind == "beginning" else PHASE_DECODE)
-    return Incoming(cast(Any, None), start, seams, held=kind != "in the engine")
+    return Incoming(None, start, seams, held=kind != "in the engine")
 
 
-def send(incoming: Incoming, event: Event) -> None:
+def send(incoming, event):
     match event:
         case Event.BEGUN:
             incoming.on_begun(Manifest())
@@ -67,7 +64,7 @@ def send(incoming: Incoming, event: Event) -> None:
             incoming.on_failed(event, PROBLEM)
 
 
-def test_the_tables_cover_every_state_and_event() -> None:
+def test_the_tables_cover_every_state_and_event():
     assert {state for state, _ in TRANSITIONS} == set(State) - {State.OVER}
     assert {event for _, event in TRANSITIONS} == set(Event)
     assert {*TRANSITIONS.values(), *OPTIONAL.values()} == set(State) - {State.ASKED}
@@ -75,7 +72,7 @@ def test_the_tables_cover_every_state_and_event() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_sequences_of_four_events(kind: str) -> None:
+def test_all_sequences_of_four_events(kind):
     for events in product(Event, repeat=4):
         seams = Seams()
         incoming = made(kind, seams)
@@ -94,7 +91,7 @@ def test_all_sequences_of_four_events(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("begun", [False, True])
-def test_kv_that_arrives(kind: str, begun: bool) -> None:
+def test_kv_that_arrives(kind, begun):
     seams = Seams()
     incoming = made(kind, seams)
     if begun:
@@ -112,7 +109,7 @@ def test_kv_that_arrives(kind: str, begun: bool) -> None:
 
 @pytest.mark.parametrize("event", [Event.REFUSED, Event.LOST, Event.LATE, Event.WRONG])
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_source_that_fails(event: Event, begun: bool) -> None:
+def test_a_source_that_fails(event, begun):
     for kind in KINDS:
         seams = Seams()
         incoming = made(kind, seams)
@@ -128,7 +125,7 @@ def test_a_source_that_fails(event: Event, begun: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_reply_that_does_not_fit(kind: str) -> None:
+def test_a_reply_that_does_not_fit(kind):
     seams = Seams()
     incoming = made(kind, seams)
     seams.refuses |= {"resume", "enter with KV"}
@@ -139,7 +136,7 @@ def test_a_reply_that_does_not_fit(kind: str) -> None:
         assert (seams.done, seams.codes) == (["fail"], [Failed.CODE_HANDOFF])
 
 
-def test_a_request_that_cannot_be_built_with_or_without_kv_fails_once() -> None:
+def test_a_request_that_cannot_be_built_with_or_without_kv_fails_once():
     seams = Seams()
     incoming = made("beginning", seams)
     seams.refuses |= {"enter with KV", "enter without"}
@@ -147,7 +144,7 @@ def test_a_request_that_cannot_be_built_with_or_without_kv_fails_once() -> None:
     assert (seams.done, seams.codes) == (["without", "fail"], [Failed.CODE_HANDOFF])
 
 
-def test_only_a_transport_failure_blames_the_source() -> None:
+def test_only_a_transport_failure_blames_the_source():
     for error in (TransportFailed("gone"), NoCommonTransport("none")):
         assert code_of(Problem.of(error)) == Failed.CODE_SOURCE
     for other in (SaveFailed("no"), SourceTimeout("slow")):

@@ -1,17 +1,12 @@
 """A router that reads late still gets the last replies of a worker that shuts down."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable
-from typing import Any, cast
 
 import grpc.aio
 import pytest
 
 from baton.protos import worker_pb2_grpc as rpc
 from baton.protos.worker_pb2 import Abort, Failed, RunRequest
-from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.servicer import WorkerServicer
 from harness.fake_worker import until
 from tests.services.worker.idle_worker import Worker, start
@@ -30,20 +25,17 @@ NAMES = ["a", "b", "c", "d"]
     ],
     ids=["engine failed", "drain timed out"],
 )
-async def test_a_router_is_told_of_all_its_requests(
-    end: Callable[[Dispatcher], Any], code: Failed.Code
-) -> None:
+async def test_a_router_is_told_of_all_its_requests(end, code):
     """gRPC drops unread replies if a client writes to a stream that the server has ended."""
     worker = Worker()
     dispatcher = worker.dispatcher
     server = grpc.aio.server()
-    nobody = cast(Any, None)
-    service = WorkerServicer(nobody, dispatcher, 60.0, nobody, host=nobody)
-    rpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    service = WorkerServicer(None, dispatcher, 60.0, None, host=None)
+    rpc.add_WorkerServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = rpc.WorkerStub(channel).Run()  # type: ignore[no-untyped-call]
+        call = rpc.WorkerStub(channel).Run()
         for name in NAMES:
             await call.write(RunRequest(start=start(name)))
         await until(lambda: len(worker.engine.submitted) == len(NAMES), "all are in the engine")

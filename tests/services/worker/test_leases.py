@@ -1,11 +1,8 @@
 """Saved KV is kept as long as its router may need it."""
 
-from __future__ import annotations
-
 import asyncio
 
 from harness.support import eventually
-from harness.workers import Fleet
 from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
 
 LEASE_S = 1.5  # renewed every 0.5 s, so one renewal may be late on a busy machine
@@ -13,7 +10,7 @@ SEQS = 2
 PINNED = "baton_worker_handoffs_pinned"
 
 
-async def test_handoffs_wait_longer_than_their_lease(workers: Fleet) -> None:
+async def test_handoffs_wait_longer_than_their_lease(workers):
     """No prompt is computed again, and released handoffs are freed."""
     prefill = workers.start("prefill", scheduler={"placement_lease_s": LEASE_S / 2})
     decode = workers.started("decode", engine={"max_num_seqs": SEQS}, scheduler={"max_queue_factor": 3})

@@ -1,7 +1,5 @@
 """A worker's start, drain and failures."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal
@@ -15,21 +13,14 @@ from baton.scheduler.client import SchedulerClient
 from baton.services.leave import ENGINE_FAILED
 from harness import breaking
 from harness.support import PATIENCE, eventually, free_port, free_ports
-from harness.workers import START_TIMEOUT_S, Fleet, Worker
-from tests.services.worker.router import (
-    DECODE,
-    PREFILL,
-    connected,
-    kept,
-    prompt,
-    request,
-)
+from harness.workers import START_TIMEOUT_S
+from tests.services.worker.router import DECODE, PREFILL, connected, kept, prompt, request
 
 NODE = "baton.services.worker.node"
 STALL_S = 8.0  # the first step of two ranks takes 5 s on a busy machine
 
 
-def second_rank(pid: int) -> psutil.Process:
+def second_rank(pid):
     """Return the process of a worker's second rank."""
     (found,) = [
         child
@@ -39,13 +30,13 @@ def second_rank(pid: int) -> psutil.Process:
     return found
 
 
-async def registered(fleet: Fleet) -> dict[str, scheduler_pb2.WorkerStatus]:
+async def registered(fleet):
     async with SchedulerClient(fleet.scheduler) as client:
         description = await client.describe()
     return {status.identity.worker_id: status for status in description.workers}
 
 
-async def test_a_ready_worker_is_registered_with_its_capacity(workers: Fleet, mixed: Worker) -> None:
+async def test_a_ready_worker_is_registered_with_its_capacity(workers, mixed):
     status = (await registered(workers))[mixed.name]
     assert status.state == scheduler_pb2.WORKER_STATE_READY
     assert status.identity.role == scheduler_pb2.ROLE_MIXED
@@ -54,7 +45,7 @@ async def test_a_ready_worker_is_registered_with_its_capacity(workers: Fleet, mi
     assert "staging: 64 MiB of shared memory for saved KV (half of the KV cache)" in mixed.text
 
 
-async def test_a_worker_reports_its_load(workers: Fleet, mixed: Worker) -> None:
+async def test_a_worker_reports_its_load(workers, mixed):
     async with connected(mixed.address) as stream:
         await stream.start(request("loads", prompt(20), max_tokens=3900), DECODE)
         await stream.some("loads", 1)
@@ -64,7 +55,7 @@ async def test_a_worker_reports_its_load(workers: Fleet, mixed: Worker) -> None:
         await stream.abort("loads")
 
 
-async def test_a_drain_waits_for_requests_and_handoffs(workers: Fleet, mixed: Worker) -> None:
+async def test_a_drain_waits_for_requests_and_handoffs(workers, mixed):
     worker = workers.started("mixed")
     handed = request("handed over while it drains", prompt(100, seed=20))
     async with connected(worker.address) as source, connected(mixed.address) as target:
@@ -82,7 +73,7 @@ async def test_a_drain_waits_for_requests_and_handoffs(workers: Fleet, mixed: Wo
     assert worker.name not in await registered(workers)
 
 
-async def test_a_drain_waits_while_a_rank_does_not_answer(workers: Fleet) -> None:
+async def test_a_drain_waits_while_a_rank_does_not_answer(workers):
     """The rank may hold saved KV, and here it does."""
     worker = workers.started("prefill", engine={"tensor_parallel_size": 2})
     async with connected(worker.address) as source:
@@ -101,7 +92,7 @@ async def test_a_drain_waits_while_a_rank_does_not_answer(workers: Fleet) -> Non
     assert "drained in" in worker.text
 
 
-async def test_an_operator_drains_and_undrains_a_worker(workers: Fleet) -> None:
+async def test_an_operator_drains_and_undrains_a_worker(workers):
     worker = workers.started("decode")
     async with SchedulerClient(workers.scheduler) as client:
         assert (await client.drain(worker.name)).problem == ""
@@ -120,7 +111,7 @@ async def test_an_operator_drains_and_undrains_a_worker(workers: Fleet) -> None:
     assert again.ended() == 0
 
 
-async def test_a_worker_changes_its_role_under_load(workers: Fleet, mixed: Worker) -> None:
+async def test_a_worker_changes_its_role_under_load(workers, mixed):
     """Requests and handoffs from before the change continue."""
     worker = workers.started("prefill")
     prefill, decode = scheduler_pb2.ROLE_PREFILL, scheduler_pb2.ROLE_DECODE
@@ -150,11 +141,11 @@ async def test_a_worker_changes_its_role_under_load(workers: Fleet, mixed: Worke
         worker.signal(signal.SIGTERM)
         eventually(lambda: not worker.serving(), 10, "it drains")
         assert "it is draining" in (await client.set_role(worker.name, decode)).problem
-        await source.abort("holds it")
-    assert worker.ended() == 0
+        worker.signal(signal.SIGINT)  # a second signal ends it at once
+        assert worker.ended(5) == 128 + signal.SIGINT
 
 
-async def test_a_hung_engine_counts_as_failed(workers: Fleet) -> None:
+async def test_a_hung_engine_counts_as_failed(workers):
     """One of two ranks is stopped, so the step never ends."""
     stall = {f"{NODE}:ENGINE_STALL_S": STALL_S}
     worker = workers.started("mixed", constants=stall, engine={"tensor_parallel_size": 2})
@@ -170,29 +161,7 @@ async def test_a_hung_engine_counts_as_failed(workers: Fleet) -> None:
     eventually(lambda: not any(rank.is_running() for rank in ranks), 10, "its ranks have ended")
 
 
-async def test_a_drain_that_times_out_returns_requests(workers: Fleet) -> None:
-    worker = workers.started("decode", worker={"drain_timeout_s": 0.3})
-    async with connected(worker.address) as stream:
-        await stream.start(request("long", prompt(30), max_tokens=3900), DECODE)
-        await stream.some("long", 1)
-        worker.signal(signal.SIGTERM)
-        got = await stream.end("long")
-        assert got.failed.code == pb.Failed.CODE_DRAINING
-        assert worker.ended() == 0
-
-
-async def test_a_second_signal_ends_a_worker_at_once(workers: Fleet) -> None:
-    worker = workers.started("decode")
-    async with connected(worker.address) as stream:
-        await stream.start(request("endless", prompt(30), max_tokens=3900), DECODE)
-        await stream.some("endless", 1)
-        worker.signal(signal.SIGTERM)
-        eventually(lambda: not worker.serving(), 10, "it drains")
-        worker.signal(signal.SIGINT)
-        assert worker.ended(5) == 128 + signal.SIGINT
-
-
-async def test_a_killed_worker_leaves_no_processes(workers: Fleet) -> None:
+async def test_a_killed_worker_leaves_no_processes(workers):
     worker = workers.start("mixed")
     eventually(lambda: "loading" in worker.text, 30, "it loads")
     family = psutil.Process(worker.pid).children(recursive=True)
@@ -203,7 +172,7 @@ async def test_a_killed_worker_leaves_no_processes(workers: Fleet) -> None:
     assert alive == []
 
 
-async def test_a_signal_during_loading(workers: Fleet) -> None:
+async def test_a_signal_during_loading(workers):
     worker = workers.start("mixed")
     eventually(lambda: "loading" in worker.text, 30, "it loads")
     worker.signal(signal.SIGTERM)
@@ -211,8 +180,8 @@ async def test_a_signal_during_loading(workers: Fleet) -> None:
     assert worker.name not in await registered(workers)
 
 
-async def test_a_worker_survives_a_step_that_fails(workers: Fleet) -> None:
-    worker = workers.started("decode", engine=breaking.ENGINE)
+async def test_a_worker_survives_a_step_that_fails_and_a_drain_that_times_out_returns_requests(workers):
+    worker = workers.started("decode", engine=breaking.ENGINE, worker={"drain_timeout_s": 0.3})
     async with connected(worker.address) as stream:
         await stream.start(request("innocent", prompt(30), max_tokens=3900), DECODE)
         # At once, so that both are in the step.
@@ -223,12 +192,15 @@ async def test_a_worker_survives_a_step_that_fails(workers: Fleet) -> None:
             assert got.failed.engine_goes_on
         await stream.start(request("later", prompt(30), max_tokens=20), DECODE)
         assert len((await stream.end("later")).tokens) == 20
-    worker.signal(signal.SIGTERM)
-    assert worker.ended() == 0
+        await stream.start(request("long", prompt(30), max_tokens=3900), DECODE)
+        await stream.some("long", 1)
+        worker.signal(signal.SIGTERM)
+        assert (await stream.end("long")).failed.code == pb.Failed.CODE_DRAINING
+        assert worker.ended() == 0
     assert "in the step that failed: poison#1: prompt of 30 tokens" in worker.text
 
 
-def test_a_worker_with_another_model_is_refused_in_seconds(workers: Fleet, mixed: Worker) -> None:
+def test_a_worker_with_another_model_is_refused_in_seconds(workers, mixed):
     began = time.monotonic()
     worker = workers.start("decode", engine={"served_model_name": "another"})
     assert worker.ended() == 1
@@ -238,28 +210,28 @@ def test_a_worker_with_another_model_is_refused_in_seconds(workers: Fleet, mixed
     assert re.search(r"\(worker (prefill|decode|mixed)-\d", worker.error)
 
 
-def test_an_unreachable_scheduler_is_an_error(workers: Fleet) -> None:
+def test_an_unreachable_scheduler_is_an_error(workers):
     address = f"127.0.0.1:{free_port()}"
     worker = workers.start("decode", {f"{NODE}:SCHEDULER_WAIT_S": 1}, scheduler={"address": address})
     assert worker.ended(15) == 1
     assert address in worker.error
 
 
-def test_a_taken_port_is_an_error(workers: Fleet, mixed: Worker) -> None:
+def test_a_taken_port_is_an_error(workers, mixed):
     worker = workers.start("decode", worker={"listen": mixed.address})
     assert worker.ended() == 1
     assert "worker.listen" in worker.error
     assert mixed.address in worker.error
 
 
-def test_an_engine_that_cannot_load_is_an_error(workers: Fleet, mixed: Worker) -> None:
+def test_an_engine_that_cannot_load_is_an_error(workers, mixed):
     worker = workers.start("decode", engine={"kv_cache_gib": 0.001})
     assert worker.ended() == 1
     assert worker.error.startswith("the engine could not load")
     assert str(workers.model) in worker.error
 
 
-async def test_a_worker_that_listens_on_all_addresses_advertises_one(workers: Fleet, mixed: Worker) -> None:
+async def test_a_worker_that_listens_on_all_addresses_advertises_one(workers, mixed):
     """Its KV is served there too, on the configured port."""
     port, kv_port = free_port(), free_ports()
     worker = workers.start(
@@ -282,7 +254,7 @@ async def test_a_worker_that_listens_on_all_addresses_advertises_one(workers: Fl
     assert worker.ended() == 0
 
 
-def test_a_taken_kv_port_is_an_error(workers: Fleet, mixed: Worker) -> None:
+def test_a_taken_kv_port_is_an_error(workers, mixed):
     taken = int(mixed.address.rpartition(":")[2])
     worker = workers.start("decode", handoff={"port": taken})
     assert worker.ended() == 1

@@ -1,8 +1,5 @@
 """A worker's images: assembled from parts, decoded once, kept within bounds."""
 
-from __future__ import annotations
-
-import pytest
 import xxhash
 
 from baton.protos.worker_pb2 import Media
@@ -11,38 +8,38 @@ from baton.services.worker import media
 from baton.services.worker.media import Assembly, MediaStore, Received
 
 
-def parts(data: bytes) -> list[Media]:
+def parts(data):
     return [message.media for message in Image("a", data).parts()]
 
 
-def assembled(sent: list[Media], by: Assembly | None = None) -> bytearray | None:
+def assembled(sent, by=None):
     by = by or Assembly()
     *first, last = [by.take(part) for part in sent]
     assert first == [None] * len(first)
     return last
 
 
-def test_an_image_comes_in_parts() -> None:
+def test_an_image_comes_in_parts():
     data = bytes(range(256)) * (2 * PART_BYTES // 256) + b"end"
     assert len(parts(data)) == 3
     assert assembled(parts(data)) == data
 
 
-def test_a_changed_image_is_dropped_and_the_next_one_is_not() -> None:
+def test_a_changed_image_is_dropped_and_the_next_one_is_not():
     by = Assembly()
     changed = Media(identifier="a", part=b"abd", last=True, digest=xxhash.xxh3_64_intdigest(b"abc"))
     assert assembled([changed], by) is None
     assert assembled(parts(b"abc"), by) == b"abc"
 
 
-def test_a_too_large_image_is_dropped_as_it_comes(monkeypatch) -> None:
+def test_a_too_large_image_is_dropped_as_it_comes(monkeypatch):
     monkeypatch.setattr(media, "MOST_BYTES", PART_BYTES)
     by = Assembly()
     assert assembled(parts(b"x" * (PART_BYTES + 1)), by) is None
     assert assembled(parts(b"x" * PART_BYTES), by) == b"x" * PART_BYTES
 
 
-async def test_the_least_recently_used_image_goes_first() -> None:
+async def test_the_least_recently_used_image_goes_first():
     store = MediaStore(bytes, limit=30)
     for name in "abc":
         await store.add(name, bytearray(name * 10, "ascii"))
@@ -54,8 +51,8 @@ async def test_the_least_recently_used_image_goes_first() -> None:
     assert [name for name in "abd" if store.find(name) is not None] == ["d"]
 
 
-async def test_an_unreadable_image_is_left_out() -> None:
-    def decode(data: bytearray) -> bytes:
+async def test_an_unreadable_image_is_left_out():
+    def decode(data):
         raise ValueError("no image")
 
     store = MediaStore(decode)
@@ -63,7 +60,7 @@ async def test_an_unreadable_image_is_left_out() -> None:
     assert store.find("a") is None
 
 
-def test_the_images_for_a_start_are_kept_within_a_requests_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_images_for_a_start_are_kept_within_a_requests_limit(monkeypatch):
     monkeypatch.setattr(media, "MOST_BYTES", 10)
     received = Received()
     received.add("a", 1, 6)

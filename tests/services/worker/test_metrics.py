@@ -1,7 +1,5 @@
 """A worker's metrics of saved handoffs."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -12,18 +10,18 @@ from baton.services.worker.metrics import WorkerMetrics
 NAMES = ("handoffs_pinned", "handoffs_pinned_bytes", "handoffs_pinned_overdue_seconds")
 
 
-def scraped(metrics: WorkerMetrics) -> list[float]:
+def scraped(metrics):
     """Scrape, and return the metrics of saved handoffs."""
     found = {sample.name: sample.value for one in metrics.registry.collect() for sample in one.samples}
     return [found[f"baton_worker_{name}"] for name in NAMES]
 
 
 @pytest.mark.parametrize("staged", [Staged(handoffs=2, bytes=1024, capacity=1 << 20, overdue_s=1.5), None])
-def test_one_scrape_asks_the_ranks_once(staged: Staged | None) -> None:
+def test_one_scrape_asks_the_ranks_once(staged):
     """A question may take long if a rank hangs."""
     asked = []
 
-    def ask() -> Staged | None:
+    def ask():
         asked.append(staged)
         return staged
 

@@ -1,18 +1,15 @@
 """Followers with an attempt's key get its state, in order, whenever they call."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import grpc
 import pytest
 
 from baton.protos.handoff_pb2 import EmbeddingManifest, Manifest
-from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest
+from baton.protos.worker_pb2 import Complete, FollowRequest
 from baton.services.worker import outgoing as module
-from baton.services.worker.outgoing import Follower, NotFollowedError, Outgoing
+from baton.services.worker.outgoing import NotFollowedError, Outgoing
 from harness.support import PATIENCE
 
 KEY, OTHER = b"sixteen bytes ok", b"sixteen others ."
@@ -21,60 +18,56 @@ KEY, OTHER = b"sixteen bytes ok", b"sixteen others ."
 class Site:
     """A worker's handoffs, the manifests it released, and open calls of followers."""
 
-    def __init__(self, calls: ExitStack) -> None:
-        self.released: list[Manifest] = []
+    def __init__(self, calls):
+        self.released = []
         self.outgoing = Outgoing(self.released.append)
-        self.embeddings: list[EmbeddingManifest] = []  # released
-        self.outgoing.release_embeddings = self.embeddings.append
         self._calls = calls
 
-    def begin(
-        self, name: str = "a", epoch: int = 1, session: int = 1, key: bytes = KEY, left_s: float = 60.0
-    ) -> None:
+    def begin(self, name="a", epoch=1, session=1, key=KEY, left_s=60.0):
         self.outgoing.begin(name, epoch, key, session, left_s)
 
-    def begun(self, name: str = "a", epoch: int = 1, lease_s: float = 60.0) -> Manifest:
+    def begun(self, name="a", epoch=1, lease_s=60.0):
         manifest = self.manifest(name, epoch, lease_s)
         self.outgoing.begun(name, epoch, manifest)
         return manifest
 
-    def complete(self, name: str = "a", epoch: int = 1, lease_s: float = 60.0) -> Complete:
+    def complete(self, name="a", epoch=1, lease_s=60.0):
         complete = Complete(manifest=self.manifest(name, epoch, lease_s), token_ids=[7])
         self.outgoing.complete(name, epoch, complete)
         return complete
 
-    def keep(self, name: str, epoch: int = 1, session: int = 1, lease_s: float = 60.0) -> Complete:
+    def keep(self, name, epoch=1, session=1, lease_s=60.0):
         self.begin(name, epoch, session)
         return self.complete(name, epoch, lease_s)
 
-    def follow(self, name: str = "a", epoch: int = 1, key: bytes = KEY) -> Follower:
+    def follow(self, name="a", epoch=1, key=KEY):
         request = FollowRequest(request_id=name, epoch=epoch, key=key)
         return self._calls.enter_context(self.outgoing.follower(request))
 
     @staticmethod
-    def manifest(name: str, epoch: int, lease_s: float = 60.0) -> Manifest:
+    def manifest(name, epoch, lease_s=60.0):
         return Manifest(request_id=f"{name}#{epoch}", epoch=epoch, lease_s=lease_s)
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+def site():
     with ExitStack() as calls:
         yield Site(calls)
 
 
-async def said(follower: Follower) -> FollowReply:
+async def said(follower):
     async with asyncio.timeout(5 * PATIENCE):
         return await follower.next()
 
 
-async def refused(follower: Follower) -> grpc.StatusCode:
+async def refused(follower):
     with pytest.raises(NotFollowedError) as caught:
         await said(follower)
     return caught.value.code
 
 
 @pytest.mark.parametrize("comes", ["before", "begun", "kept"])
-async def test_a_follower_may_call_at_any_time(site: Site, comes: str) -> None:
+async def test_a_follower_may_call_at_any_time(site, comes):
     follower = site.follow() if comes == "before" else None
     site.begin()
     manifest = site.begun()
@@ -88,7 +81,7 @@ async def test_a_follower_may_call_at_any_time(site: Site, comes: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["over", "released", "stream", "later attempt", "pulled"])
-async def test_the_end_of_a_handoff_is_reported_before_and_after_it(site: Site, how: str) -> None:
+async def test_the_end_of_a_handoff_is_reported_before_and_after_it(site, how):
     site.begin()
     site.begun()
     before = site.follow()
@@ -117,7 +110,7 @@ async def test_the_end_of_a_handoff_is_reported_before_and_after_it(site: Site, 
     assert len(site.released) == (how != "pulled")
 
 
-async def test_saved_kv_outlives_its_attempt_and_its_follower(site: Site) -> None:
+async def test_saved_kv_outlives_its_attempt_and_its_follower(site):
     complete = site.keep("a")
     site.outgoing.over("a", 1)  # the attempt has ended
     with site.outgoing.follower(FollowRequest(request_id="a", epoch=1, key=KEY)) as follower:
@@ -126,7 +119,7 @@ async def test_saved_kv_outlives_its_attempt_and_its_follower(site: Site) -> Non
     assert site.released == []
 
 
-async def test_a_follower_needs_the_attempts_key(site: Site) -> None:
+async def test_a_follower_needs_the_attempts_key(site):
     early = site.follow(key=OTHER)
     site.begin()
     assert await refused(early) == grpc.StatusCode.PERMISSION_DENIED
@@ -140,7 +133,7 @@ async def test_a_follower_needs_the_attempts_key(site: Site) -> None:
     assert caught.value.code == grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_of_two_early_followers_the_one_with_the_key_stays(site: Site) -> None:
+async def test_of_two_early_followers_the_one_with_the_key_stays(site):
     right, wrong = site.follow(), site.follow(key=OTHER)
     site.begin()
     assert await refused(wrong) == grpc.StatusCode.PERMISSION_DENIED
@@ -148,7 +141,7 @@ async def test_of_two_early_followers_the_one_with_the_key_stays(site: Site) -> 
     assert (await said(right)).HasField("complete")
 
 
-async def test_a_second_follower_replaces_the_first(site: Site) -> None:
+async def test_a_second_follower_replaces_the_first(site):
     site.begin()
     first, second = site.follow(), site.follow()
     assert await refused(first) == grpc.StatusCode.ABORTED
@@ -156,7 +149,7 @@ async def test_a_second_follower_replaces_the_first(site: Site) -> None:
     assert (await said(second)).HasField("complete")
 
 
-async def test_a_follower_times_out_without_its_attempt(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_follower_times_out_without_its_attempt(site, monkeypatch):
     monkeypatch.setattr(module, "WAIT_S", 0.05)
     request = FollowRequest(request_id="a", epoch=1, key=KEY)
     with site.outgoing.follower(request) as follower:
@@ -168,9 +161,7 @@ async def test_a_follower_times_out_without_its_attempt(site: Site, monkeypatch:
     assert caught.value.code == grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_refused_follower_does_not_follow_an_attempt_that_arrives_then(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refused_follower_does_not_follow_an_attempt_that_arrives_then(site, monkeypatch):
     monkeypatch.setattr(module, "WAIT_S", 0.0)
     follower = site.follow()
     async with asyncio.timeout(5 * PATIENCE):
@@ -181,9 +172,7 @@ async def test_a_refused_follower_does_not_follow_an_attempt_that_arrives_then(
     assert await refused(follower) == grpc.StatusCode.NOT_FOUND
 
 
-async def test_the_number_of_waiting_followers_is_limited(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_number_of_waiting_followers_is_limited(site, monkeypatch):
     monkeypatch.setattr(module, "MAX_WAITING", 3)
     with ExitStack() as calls:
         waiting = [FollowRequest(request_id=name, epoch=1, key=KEY) for name in "abc"]
@@ -197,9 +186,7 @@ async def test_the_number_of_waiting_followers_is_limited(
     assert site.outgoing.followers == 1
 
 
-async def test_ended_handoffs_are_remembered_in_limited_number_and_time(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ended_handoffs_are_remembered_in_limited_number_and_time(site, monkeypatch):
     monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
     for name in "abc":
         site.begin(name)
@@ -216,7 +203,7 @@ async def test_ended_handoffs_are_remembered_in_limited_number_and_time(
     assert site.outgoing._handoffs == {}
 
 
-async def test_a_later_attempt_is_a_new_handoff(site: Site) -> None:
+async def test_a_later_attempt_is_a_new_handoff(site):
     first = site.keep("a")
     site.begin(epoch=2)
     assert site.released == [first.manifest]
@@ -228,7 +215,7 @@ async def test_a_later_attempt_is_a_new_handoff(site: Site) -> None:
     assert (await said(follower)).complete == second
 
 
-async def test_followers_are_refused_when_the_worker_shuts_down(site: Site) -> None:
+async def test_followers_are_refused_when_the_worker_shuts_down(site):
     site.begin()
     here, waits = site.follow(), site.follow("b")
     site.outgoing.hang_up()
@@ -241,11 +228,11 @@ async def test_followers_are_refused_when_the_worker_shuts_down(site: Site) -> N
 # -- leases
 
 
-def names(site: Site) -> list[str]:
+def names(site):
     return [one.request_id for one in site.outgoing.to_renew()]
 
 
-async def test_held_handoffs_are_renewed_and_others_end(site: Site) -> None:
+async def test_held_handoffs_are_renewed_and_others_end(site):
     for name in ("pulled", "held", "replaced"):
         site.keep(name, lease_s=0.5 * PATIENCE)
     asked = site.outgoing.to_renew()
@@ -258,7 +245,7 @@ async def test_held_handoffs_are_renewed_and_others_end(site: Site) -> None:
     assert [one.request_id for one in site.released] == ["replaced#1"]
 
 
-async def test_saves_of_requests_after_their_deadline_are_not_renewed(site: Site) -> None:
+async def test_saves_of_requests_after_their_deadline_are_not_renewed(site):
     site.begin("its release was lost", left_s=0.0)
     site.complete("its release was lost")
     site.keep("held")
@@ -266,7 +253,7 @@ async def test_saves_of_requests_after_their_deadline_are_not_renewed(site: Site
     assert (await said(site.follow("its release was lost"))).HasField("complete")  # until its lease ends
 
 
-async def test_a_handoff_ends_with_its_lease(site: Site) -> None:
+async def test_a_handoff_ends_with_its_lease(site):
     site.keep("over", lease_s=0.0)
     site.keep("held")
     site.keep("another", session=2)
@@ -276,7 +263,7 @@ async def test_a_handoff_ends_with_its_lease(site: Site) -> None:
     assert [one.request_id for one in site.released] == ["held#1"]
 
 
-async def test_many_leases_that_end_at_once(site: Site) -> None:
+async def test_many_leases_that_end_at_once(site):
     for number in range(3000):
         site.keep(f"r{number}", lease_s=0.3 * PATIENCE)
     for one in site.outgoing._leased.values():
@@ -284,7 +271,7 @@ async def test_many_leases_that_end_at_once(site: Site) -> None:
     assert names(site) == []
 
 
-async def test_a_prompt_may_complete_after_its_first_lease_has_ended(site: Site) -> None:
+async def test_a_prompt_may_complete_after_its_first_lease_has_ended(site):
     site.begin()
     site.begun(lease_s=0.0)
     assert names(site) == []
@@ -295,7 +282,7 @@ async def test_a_prompt_may_complete_after_its_first_lease_has_ended(site: Site)
     assert (await said(follower)).complete == complete
 
 
-async def test_embeddings_are_told_and_released_once(site: Site) -> None:
+async def test_embeddings_are_told_and_released_once(site):
     site.begin("image")
     early = site.follow("image")
     complete = Complete(embedding=EmbeddingManifest(identifier="i", lease_s=60.0))
@@ -305,13 +292,13 @@ async def test_embeddings_are_told_and_released_once(site: Site) -> None:
     assert site.outgoing.to_renew() == []
     for _ in range(2):
         site.outgoing.release("image")
-    assert (site.released, site.embeddings) == ([], [complete.embedding])
+    assert site.released == [complete.embedding]
     site.outgoing.complete("image", 1, complete)  # too late
-    assert site.embeddings == [complete.embedding] * 2
+    assert site.released == [complete.embedding] * 2
     assert (await site.follow("image").next()).problem.name == "UnknownHandoff"
 
 
-def test_embeddings_are_leased_until_their_router_releases_them(site: Site) -> None:
+def test_embeddings_are_leased_until_their_router_releases_them(site):
     site.begin()
     assert not site.outgoing.leased
     site.outgoing.complete("a", 1, Complete(embedding=EmbeddingManifest(lease_s=60.0)))
@@ -321,4 +308,4 @@ def test_embeddings_are_leased_until_their_router_releases_them(site: Site) -> N
     site.begin(epoch=2)
     site.outgoing.complete("a", 2, Complete(embedding=EmbeddingManifest(lease_s=0.0)))
     assert not site.outgoing.leased
-    assert (site.released, len(site.embeddings)) == ([], 2)
+    assert len(site.released) == 2

@@ -1,18 +1,12 @@
 """Handoffs between real workers: what the router is told, and requests that end without one."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from baton.handoff.manifest import seal
 from baton.protos import worker_pb2 as pb
 from baton.protos.worker_pb2 import FollowReply
 from harness.support import eventually, free_port
-from harness.workers import Worker
 from tests.services.worker.router import (
     DECODE,
     PREFILL,
-    EngineCoreRequest,
     FinishReason,
     StructuredOutputsParams,
     connected,
@@ -25,11 +19,11 @@ from tests.services.worker.router import (
 PINNED = "baton_worker_handoffs_pinned"
 
 
-def nothing_pinned(worker: Worker) -> None:
+def nothing_pinned(worker):
     eventually(lambda: worker.figure(PINNED) == 0, 10, "nothing is pinned")
 
 
-async def test_many_handoffs_at_once_equal_one_engine(prefill: Worker, mixed: Worker) -> None:
+async def test_many_handoffs_at_once_equal_one_engine(prefill, mixed):
     cores = [request(f"many {n}", prompt(40 + 23 * n, seed=200 + n), max_tokens=10 + n) for n in range(12)]
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         for core in cores:
@@ -47,7 +41,7 @@ async def test_many_handoffs_at_once_equal_one_engine(prefill: Worker, mixed: Wo
     nothing_pinned(prefill)  # each is released when it was pulled
 
 
-async def test_a_request_that_ends_with_its_first_token_is_not_saved(prefill: Worker, mixed: Worker) -> None:
+async def test_a_request_that_ends_with_its_first_token_is_not_saved(prefill, mixed):
     tokens = prompt(64, seed=7)  # whole blocks
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         one = await source.run(request("one token", tokens, max_tokens=1), PREFILL)
@@ -60,14 +54,14 @@ async def test_a_request_that_ends_with_its_first_token_is_not_saved(prefill: Wo
     nothing_pinned(prefill)
 
 
-async def test_min_tokens_does_not_keep_a_prefill_from_its_save(prefill: Worker) -> None:
+async def test_min_tokens_does_not_keep_a_prefill_from_its_save(prefill):
     async with connected(prefill.address) as stream:
         got = await stream.run(request("at least 5", prompt(50, seed=8), min_tokens=5), PREFILL)
     assert got.finish is None
     assert got.saved is not None
 
 
-async def test_clients_cannot_control_transfers(mixed: Worker) -> None:
+async def test_clients_cannot_control_transfers(mixed):
     extra = {
         "kv_transfer_params": {"baton": "save", "epoch": 1, "do_remote_decode": True},
         "ec_transfer_params": {"x": 1},
@@ -84,7 +78,7 @@ async def test_clients_cannot_control_transfers(mixed: Worker) -> None:
     nothing_pinned(mixed)
 
 
-async def test_cached_blocks_are_not_pulled(prefill: Worker, mixed: Worker) -> None:
+async def test_cached_blocks_are_not_pulled(prefill, mixed):
     tokens = prompt(200, seed=10)
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         whole = await target.run(request("first", tokens), DECODE)
@@ -95,7 +89,7 @@ async def test_cached_blocks_are_not_pulled(prefill: Worker, mixed: Worker) -> N
     assert rest.admitted.blocks_pulled == 1  # 1 of 7: the last one, which is not full
 
 
-async def test_a_released_handoff_fails_by_name(prefill: Worker, mixed: Worker) -> None:
+async def test_a_released_handoff_fails_by_name(prefill, mixed):
     core = request("released", prompt(100, seed=11))
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         begun = await source.prefill(core)
@@ -111,7 +105,7 @@ async def test_a_released_handoff_fails_by_name(prefill: Worker, mixed: Worker) 
     assert begun.tokens + rest.tokens == whole.tokens
 
 
-async def test_a_source_that_cannot_be_reached_is_named(prefill: Worker, mixed: Worker) -> None:
+async def test_a_source_that_cannot_be_reached_is_named(prefill, mixed):
     core = request("far away", prompt(100, seed=14))
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         await source.prefill(core)
@@ -126,10 +120,10 @@ async def test_a_source_that_cannot_be_reached_is_named(prefill: Worker, mixed: 
         await source.abort("far away")
 
 
-async def test_seeded_prompts_of_several_steps_do_not_kill_the_engine(mixed: Worker) -> None:
+async def test_seeded_prompts_of_several_steps_do_not_kill_the_engine(mixed):
     """vLLM alone crashes here on a CPU."""
 
-    def core(name: str, n: int, **params: Any) -> EngineCoreRequest:
+    def core(name, n, **params):
         return request(f"{name} {n}", prompt(600, seed=300 + n), temperature=1.0, seed=n, **params)
 
     async with connected(mixed.address) as stream:
@@ -140,13 +134,13 @@ async def test_seeded_prompts_of_several_steps_do_not_kill_the_engine(mixed: Wor
     assert [got.tokens for got in together] == [got.tokens for got in alone]
 
 
-async def test_metrics_count_a_handoff(prefill: Worker, mixed: Worker) -> None:
+async def test_metrics_count_a_handoff(prefill, mixed):
     names = {
         prefill: ("generated_tokens", "handoffs_saved", "engine_step_seconds_count", "prefix_cache_queries"),
         mixed: ("handoffs_loaded", "handoff_bytes", "handoff_total_seconds_count"),
     }
 
-    def figures() -> list[float]:
+    def figures():
         return [
             worker.figure(f"baton_worker_{name}" if name.endswith("count") else f"baton_worker_{name}_total")
             for worker, of_worker in names.items()
@@ -166,12 +160,12 @@ async def test_metrics_count_a_handoff(prefill: Worker, mixed: Worker) -> None:
 STEP = 256  # tokens
 
 
-def long(name: str, which: int, **params: Any) -> EngineCoreRequest:
+def long(name, which, **params):
     """Return a request whose prompt takes three steps."""
     return request(name, prompt(2 * STEP + 60 + which % 40, seed=which), **params)
 
 
-async def test_a_longer_prompt_is_pulled_while_it_is_prefilled(prefill: Worker, mixed: Worker) -> None:
+async def test_a_longer_prompt_is_pulled_while_it_is_prefilled(prefill, mixed):
     """Test everything that depends on where the output begins: penalties, seeds, logprobs, min_tokens."""
     cores = [
         long("early", 500),
@@ -191,11 +185,11 @@ async def test_a_longer_prompt_is_pulled_while_it_is_prefilled(prefill: Worker, 
             core.request_id = f"whole {core.request_id}"
             whole = await target.run(core, DECODE)
             assert begun.tokens + rest.tokens == whole.tokens
-            assert len(rest.logprobs) == (len(rest.tokens) if core.sampling_params.logprobs else 0)  # type: ignore[union-attr]
+            assert len(rest.logprobs) == (len(rest.tokens) if core.sampling_params.logprobs else 0)
     nothing_pinned(prefill)
 
 
-async def test_an_aborted_handoff_can_be_tried_again(prefill: Worker, mixed: Worker) -> None:
+async def test_an_aborted_handoff_can_be_tried_again(prefill, mixed):
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         core = long("dropped", 510)
         await target.start(core, DECODE, source=source.source(core))
@@ -209,7 +203,7 @@ async def test_an_aborted_handoff_can_be_tried_again(prefill: Worker, mixed: Wor
     nothing_pinned(prefill)
 
 
-async def test_an_aborted_prefill_fails_its_decode(prefill: Worker, mixed: Worker) -> None:
+async def test_an_aborted_prefill_fails_its_decode(prefill, mixed):
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         for which in range(520, 540):
             core = long(f"given up {which}", which)
@@ -229,7 +223,7 @@ async def test_an_aborted_prefill_fails_its_decode(prefill: Worker, mixed: Worke
     nothing_pinned(prefill)
 
 
-async def test_requests_that_need_their_first_token_wait_for_it(prefill: Worker, mixed: Worker) -> None:
+async def test_requests_that_need_their_first_token_wait_for_it(prefill, mixed):
     grammar = StructuredOutputsParams(regex="[a-z]{24}")
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         for core in (

@@ -1,31 +1,18 @@
 """A chat's KV on one worker is used for its next turn on another."""
 
-from __future__ import annotations
-
 import pytest
 
 from baton.attempts import prefix_id
 from baton.protos import worker_pb2 as pb
 from harness.support import eventually
-from harness.workers import Worker
-from tests.services.worker.router import (
-    DECODE,
-    PREFILL,
-    SAVE,
-    EngineCoreRequest,
-    Stream,
-    connected,
-    kept,
-    prompt,
-    request,
-)
+from tests.services.worker.router import DECODE, PREFILL, SAVE, connected, kept, prompt, request
 from tests.services.worker.test_phases import nothing_pinned
 
 BLOCK = 32
 ANSWER = 40
 
 
-async def chat(decode: Stream, name: str, seed: int) -> tuple[EngineCoreRequest, int]:
+async def chat(decode, name, seed):
     """Run a first turn; return the second one, and how many of its tokens the worker has cached."""
     first = request(f"{name}, first turn", prompt(200, seed), max_tokens=ANSWER)
     answer = await decode.run(first, DECODE)
@@ -34,14 +21,14 @@ async def chat(decode: Stream, name: str, seed: int) -> tuple[EngineCoreRequest,
     return request(name, [*asked, *prompt(100, seed + 1)]), held
 
 
-async def save(stream: Stream, core: EngineCoreRequest, held: int) -> pb.Source:
+async def save(stream, core, held):
     name = prefix_id(core.request_id)
     got = await stream.run(core, SAVE, prefix_tokens=held + 1, name=name)
     assert got.saved is not None, got.failed
     return stream.source(core, name=name, tokens=held + 1)
 
 
-async def test_the_next_turn_computes_only_its_own_tokens(prefill: Worker, mixed: Worker) -> None:
+async def test_the_next_turn_computes_only_its_own_tokens(prefill, mixed):
     async with connected(prefill.address) as reader, connected(mixed.address) as writer:
         core, held = await chat(writer, "turn: chat", 700)
         source = await save(writer, core, held)
@@ -59,7 +46,7 @@ async def test_the_next_turn_computes_only_its_own_tokens(prefill: Worker, mixed
     nothing_pinned(prefill)
 
 
-async def test_a_beginning_that_is_not_cached_is_refused_and_not_computed(mixed: Worker) -> None:
+async def test_a_beginning_that_is_not_cached_is_refused_and_not_computed(mixed):
     core = request("turn: never seen", prompt(300, seed=710))
     async with connected(mixed.address) as stream:
         got = await stream.run(core, SAVE, prefix_tokens=257, name=prefix_id("turn: never seen"))
@@ -73,7 +60,7 @@ async def test_a_beginning_that_is_not_cached_is_refused_and_not_computed(mixed:
     nothing_pinned(mixed)
 
 
-async def test_kv_of_another_tenant_is_not_handed_over(mixed: Worker) -> None:
+async def test_kv_of_another_tenant_is_not_handed_over(mixed):
     async with connected(mixed.address) as stream:
         core, held = await chat(stream, "turn: salted", 720)
         core.cache_salt = "another tenant"
@@ -81,7 +68,7 @@ async def test_kv_of_another_tenant_is_not_handed_over(mixed: Worker) -> None:
     assert got.failed.code == pb.Failed.CODE_HANDOFF
 
 
-async def test_a_beginning_is_shorter_than_its_prompt(mixed: Worker) -> None:
+async def test_a_beginning_is_shorter_than_its_prompt(mixed):
     core = request("no beginning", prompt(64, seed=730))
     async with connected(mixed.address) as stream:
         for tokens in (0, 64, 65):
@@ -89,7 +76,7 @@ async def test_a_beginning_is_shorter_than_its_prompt(mixed: Worker) -> None:
             assert got.failed.code == pb.Failed.CODE_INVALID
 
 
-async def test_a_prompt_may_start_before_its_beginning_is_saved(prefill: Worker, mixed: Worker) -> None:
+async def test_a_prompt_may_start_before_its_beginning_is_saved(prefill, mixed):
     async with connected(prefill.address) as reader, connected(mixed.address) as writer:
         core, held = await chat(writer, "turn: at once", 760)
         name = prefix_id(core.request_id)
@@ -104,7 +91,7 @@ async def test_a_prompt_may_start_before_its_beginning_is_saved(prefill: Worker,
 
 
 @pytest.mark.parametrize("how", ["released", "never asked for"])
-async def test_a_beginning_that_does_not_arrive_is_computed(prefill: Worker, mixed: Worker, how: str) -> None:
+async def test_a_beginning_that_does_not_arrive_is_computed(prefill, mixed, how):
     async with connected(prefill.address) as reader, connected(mixed.address) as writer:
         core, held = await chat(writer, f"turn: {how}", 740)
         source = writer.source(core, name=prefix_id(core.request_id), tokens=held + 1)

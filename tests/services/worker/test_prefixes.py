@@ -1,26 +1,22 @@
 """The scheduler knows a worker's cached blocks, by the keys that routers use."""
 
-from __future__ import annotations
-
 from itertools import count
 
-from baton.prefix_keys import PromptKeys
 from baton.scheduler.client import SchedulerClient
 from baton.services.router.vllm.block_hashes import PromptHasher
 from harness.scheduling import place, until
-from harness.workers import Worker
 from tests.services.worker.router import DECODE, connected, hello, prompt, request
 
 BLOCK = 32
 _numbers = count()
 
 
-async def reserved(client: SchedulerClient, worker: Worker) -> int:
+async def reserved(client, worker):
     workers = (await client.describe()).workers
     return next(one.reserved_prompt_tokens for one in workers if one.identity.worker_id == worker.name)
 
 
-async def booked(client: SchedulerClient, worker: Worker, tokens: int, keys: PromptKeys) -> int:
+async def booked(client, worker, tokens, keys):
     """Place a prompt on the worker; return the prompt tokens booked, which are those not cached."""
     others = [one.identity.worker_id for one in (await client.describe()).workers]
     others.remove(worker.name)
@@ -30,14 +26,14 @@ async def booked(client: SchedulerClient, worker: Worker, tokens: int, keys: Pro
     found = await reserved(client, worker)
     client.reporter.finished(placed.attempt, "abort")
 
-    async def released() -> bool:
+    async def released():
         return await reserved(client, worker) == 0
 
     await until(released)
     return found
 
 
-async def test_cached_blocks_are_known_by_the_routers_keys(mixed: Worker) -> None:
+async def test_cached_blocks_are_known_by_the_routers_keys(mixed):
     tokens = prompt(5 * BLOCK + 7, seed=901)
     async with (
         SchedulerClient(mixed.scheduler, router_id="asks") as client,
@@ -51,7 +47,7 @@ async def test_cached_blocks_are_known_by_the_routers_keys(mixed: Worker) -> Non
         assert await booked(client, mixed, len(tokens), keys) == len(tokens)
         await stream.run(request("cached", tokens, max_tokens=1), DECODE)
 
-        async def known() -> bool:
+        async def known():
             return await booked(client, mixed, len(tokens), keys) == 7
 
         await until(known, 10)

@@ -1,18 +1,15 @@
 """Short prompts overtake long ones at a real worker."""
 
-from __future__ import annotations
-
 import asyncio
 
 from harness.support import CALL_S
-from harness.workers import Worker
-from tests.services.worker.router import PREFILL, Stream, connected, prompt, request
+from tests.services.worker.router import PREFILL, connected, prompt, request
 
 LONG = 900
 TURNS = 4
 
 
-async def test_ten_short_prompts_are_computed_before_earlier_long_ones(prefill: Worker) -> None:
+async def test_ten_short_prompts_are_computed_before_earlier_long_ones(prefill):
     """A priority set by a client has no effect.
 
     Tried again if the machine stalled before the short prompts were sent.
@@ -25,13 +22,13 @@ async def test_ten_short_prompts_are_computed_before_earlier_long_ones(prefill: 
     raise AssertionError(f"long ones were first {TURNS} times: {over}")
 
 
-async def _order(prefill: Worker, turn: int) -> list[str]:
+async def _order(prefill, turn):
     """Return the names of three long and ten short requests, in the order of their prefill."""
     seed = 300 + 20 * turn
     longs = [request(f"long {n} {turn}", prompt(LONG, seed=seed + n)) for n in range(3)]
     shorts = [request(f"short {n} {turn}", prompt(20 + 4 * n, seed=seed + 3 + n)) for n in range(10)]
     longs[2].priority = -(2**40)
-    over: list[str] = []
+    over = []
     async with connected(prefill.address) as stream:
         for core in (*longs, *shorts):
             await stream.start(core, PREFILL)
@@ -40,7 +37,7 @@ async def _order(prefill: Worker, turn: int) -> list[str]:
     return over
 
 
-async def _all(stream: Stream, names: list[str], over: list[str]) -> None:
+async def _all(stream, names, over):
     """Add the names in the order in which their first tokens arrive."""
     async with asyncio.timeout(CALL_S):
         while len(over) < len(names):

@@ -1,32 +1,21 @@
 """The worker's gRPC service: Hello, epochs, aborts, refusals."""
 
-from __future__ import annotations
-
 from baton.handoff import transports
 from baton.protos import worker_pb2 as pb
 from harness.support import eventually
-from harness.workers import Worker
-from tests.services.worker.router import (
-    DECODE,
-    Got,
-    PoolingParams,
-    connected,
-    hello,
-    prompt,
-    request,
-)
+from tests.services.worker.router import DECODE, PoolingParams, connected, hello, prompt, request
 
 LONG = {"max_tokens": 3900}  # does not end during a test
 RUNNING = "baton_worker_requests_running"
 
 
-def refused(got: Got, code: int) -> str:
+def refused(got, code):
     assert got.failed.code == code
     assert (got.tokens, got.finish, got.saved) == ([], None, None)
     return got.failed.message
 
 
-async def test_hello_identifies_the_worker(mixed: Worker) -> None:
+async def test_hello_identifies_the_worker(mixed):
     reply = await hello(mixed.address)
     assert reply.refusal == ""
     identity = reply.identity
@@ -38,7 +27,7 @@ async def test_hello_identifies_the_worker(mixed: Worker) -> None:
     assert len(identity.capacity.compatibility_hash) >= 32
 
 
-async def test_hello_refuses_other_versions_and_names_both_sides(mixed: Worker) -> None:
+async def test_hello_refuses_other_versions_and_names_both_sides(mixed):
     other_model = (await hello(mixed.address, model="other")).refusal
     assert "'other'" in other_model
     assert "'tiny'" in other_model
@@ -50,7 +39,7 @@ async def test_hello_refuses_other_versions_and_names_both_sides(mixed: Worker) 
     assert "0.32.0" in other_vllm
 
 
-async def test_a_later_epoch_replaces_the_earlier_one(mixed: Worker) -> None:
+async def test_a_later_epoch_replaces_the_earlier_one(mixed):
     """It replaces the first attempt while that runs on the same worker."""
     tokens = prompt(30, seed=3)
     async with connected(mixed.address) as stream:
@@ -64,7 +53,7 @@ async def test_a_later_epoch_replaces_the_earlier_one(mixed: Worker) -> None:
     eventually(lambda: mixed.figure(RUNNING) == 0, 10, "the first attempt ends")
 
 
-async def test_abort_ends_a_request_at_once(mixed: Worker) -> None:
+async def test_abort_ends_a_request_at_once(mixed):
     async with connected(mixed.address) as stream:
         await stream.start(request("aborted", prompt(20), **LONG), DECODE)
         await stream.some("aborted", 3)
@@ -74,7 +63,7 @@ async def test_abort_ends_a_request_at_once(mixed: Worker) -> None:
         assert len(beside.tokens) == 3
 
 
-async def test_blocks_shared_by_two_answers_are_reported(mixed: Worker) -> None:
+async def test_blocks_shared_by_two_answers_are_reported(mixed):
     """Their common prefix takes room only once."""
     tokens = prompt(100, seed=77)
     async with connected(mixed.address) as stream:
@@ -88,7 +77,7 @@ async def test_blocks_shared_by_two_answers_are_reported(mixed: Worker) -> None:
         assert alone.shared == 0  # cached, but not in use
 
 
-async def test_invalid_requests_are_refused_and_others_continue(mixed: Worker) -> None:
+async def test_invalid_requests_are_refused_and_others_continue(mixed):
     long = request("too long", prompt(4000))
     unknown_token = request("unknown token", [5, 99_999])
     complete = request("complete", prompt(5), max_tokens=2)
@@ -104,7 +93,7 @@ async def test_invalid_requests_are_refused_and_others_continue(mixed: Worker) -
         assert "phase 0" in refused(await stream.run_raw(nothing), pb.Failed.CODE_INVALID)
 
 
-async def test_a_request_that_vllm_refuses_fails_alone(mixed: Worker) -> None:
+async def test_a_request_that_vllm_refuses_fails_alone(mixed):
     """vLLM raises in the engine's thread."""
     pooling = request("pooling", prompt(20))
     pooling.pooling_params = PoolingParams(task="embed")

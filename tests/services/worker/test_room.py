@@ -1,24 +1,14 @@
 """Prompts wait for room for their KV before they are computed."""
 
-from __future__ import annotations
-
 from baton.protos import worker_pb2 as pb
 from harness.support import eventually
-from harness.workers import Fleet, Worker
-from tests.services.worker.router import (
-    DECODE,
-    PREFILL,
-    connected,
-    kept,
-    prompt,
-    request,
-)
+from tests.services.worker.router import DECODE, PREFILL, connected, kept, prompt, request
 
 WAITING, PINNED = "baton_worker_requests_waiting", "baton_worker_handoffs_pinned"
 USED = "baton_worker_kv_cache_usage_ratio"
 
 
-async def test_a_prompt_waits_for_room_and_is_refused_in_time(workers: Fleet) -> None:
+async def test_a_prompt_waits_for_room_and_is_refused_in_time(workers):
     worker = workers.started("prefill", handoff={"staging_mib": 1})  # room for three of these prompts
     core = {name: request(name, prompt(300, seed=600 + n)) for n, name in enumerate("abcdef")}
     async with connected(worker.address) as stream:
@@ -38,7 +28,7 @@ async def test_a_prompt_waits_for_room_and_is_refused_in_time(workers: Fleet) ->
     eventually(lambda: worker.figure(PINNED) == 0, 10, "all is released")
 
 
-async def test_a_prompt_larger_than_staging_is_handed_over_in_parts(workers: Fleet, mixed: Worker) -> None:
+async def test_a_prompt_larger_than_staging_is_handed_over_in_parts(workers, mixed):
     worker = workers.started("prefill", handoff={"staging_mib": 1})
     core = request("large", prompt(1000, seed=610), max_tokens=8)
     async with connected(worker.address) as source, connected(mixed.address) as target:

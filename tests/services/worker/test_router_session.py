@@ -1,10 +1,6 @@
 """A router gets all replies in order and signs of life; one that does not read is cut off."""
 
-from __future__ import annotations
-
 import asyncio
-
-import pytest
 
 from baton.protos.worker_pb2 import Failed, RunReply
 from baton.services.worker import router_session as sessions
@@ -15,24 +11,24 @@ from harness.support import PATIENCE
 class Sink:
     """gRPC, which accepts replies once `open` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.open = asyncio.Event()
         self.taken = asyncio.Event()
-        self.got: list[str] = []
+        self.got = []
         self.signs_of_life = 0
 
-    async def write(self, reply: RunReply) -> None:
+    async def write(self, reply):
         await self.open.wait()
         self.got += [failed.request_id for failed in reply.failed]
         self.signs_of_life += reply == RunReply()
         self.taken.set()
 
 
-def reply(name: str) -> RunReply:
+def reply(name):
     return RunReply(failed=[Failed(request_id=name)])
 
 
-async def test_replies_are_sent_in_order() -> None:
+async def test_replies_are_sent_in_order():
     session, sink = RouterSession(1, "peer"), Sink()
     sink.open.set()
     writing = asyncio.create_task(session.write(sink))
@@ -48,7 +44,7 @@ async def test_replies_are_sent_in_order() -> None:
     writing.cancel()
 
 
-async def test_a_router_that_does_not_read_is_cut_off() -> None:
+async def test_a_router_that_does_not_read_is_cut_off():
     session, sink = RouterSession(1, "peer"), Sink()
     writing = asyncio.create_task(session.write(sink))
     for number in range(QUEUE_LIMIT):
@@ -62,7 +58,7 @@ async def test_a_router_that_does_not_read_is_cut_off() -> None:
     writing.cancel()
 
 
-async def test_an_idle_stream_has_signs_of_life() -> None:
+async def test_an_idle_stream_has_signs_of_life():
     session, sink = RouterSession(1, "peer"), Sink()
     sink.open.set()
     tasks = [asyncio.create_task(session.write(sink)), asyncio.create_task(session.stay_alive(0.01))]
@@ -74,7 +70,7 @@ async def test_an_idle_stream_has_signs_of_life() -> None:
         task.cancel()
 
 
-async def test_a_router_that_does_not_read_gets_no_signs_of_life() -> None:
+async def test_a_router_that_does_not_read_gets_no_signs_of_life():
     session, sink = RouterSession(1, "peer"), Sink()
     tasks = [asyncio.create_task(session.write(sink)), asyncio.create_task(session.stay_alive(0.001))]
     session.send(reply("stuck"))
@@ -87,9 +83,7 @@ async def test_a_router_that_does_not_read_gets_no_signs_of_life() -> None:
         task.cancel()
 
 
-async def test_large_replies_cut_a_router_off_sooner(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_large_replies_cut_a_router_off_sooner(monkeypatch):
     monkeypatch.setattr(sessions, "QUEUE_BYTES", 1000)
     session, sink = RouterSession(1, "peer"), Sink()
     session.send(RunReply(engine_outputs=bytes(2000)))  # a single one may have any size

@@ -1,10 +1,6 @@
 """Sliding windows on mixed workers, with and without handoffs: the same text and as many KV blocks."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -15,7 +11,7 @@ from baton.services.config import Settings
 from baton.services.errors import ConfigError
 from harness.checkpoints import byte_tokenizer
 from harness.support import CALL_S
-from harness.workers import Fleet, fleet
+from harness.workers import fleet
 from tests.services.worker.router import DECODE, PREFILL, connected, hello, prompt, request
 
 VOCABULARY, WINDOW, WRITTEN = 320, 64, 24
@@ -25,7 +21,7 @@ BLOCKS_OF_ALL = 2**26 // (4 * 32 * 2 * 64 * 4)
 PROMPTS = [prompt(200, seed) for seed in (1, 2)]
 
 
-def gemma(folder: Path) -> list[list[int]]:
+def gemma(folder):
     """Save a tiny Gemma 3 with windows in every other layer; return transformers' output for each prompt."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -67,7 +63,7 @@ def gemma(folder: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, list[list[int]]]]:
+def model(tmp_path_factory):
     """Return a fleet for its workers, and transformers' output."""
     folder = tmp_path_factory.mktemp("windows")
     answers = gemma(folder / "gemma")
@@ -75,7 +71,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, lis
         yield workers, answers
 
 
-async def test_windows_save_blocks_with_and_without_handoffs(model: tuple[Fleet, list[list[int]]]) -> None:
+async def test_windows_save_blocks_with_and_without_handoffs(model):
     workers, expected = model
     blocks = {}
     for enabled in (None, False):
@@ -100,7 +96,7 @@ async def test_windows_save_blocks_with_and_without_handoffs(model: tuple[Fleet,
                     assert read.tokens + got.tokens == answer
         if enabled is False:
             with grpc.insecure_channel(worker.address) as channel:
-                stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+                stub = worker_pb2_grpc.WorkerStub(channel)
                 asked = worker_pb2.SetRoleRequest(role=scheduler_pb2.ROLE_DECODE)
                 refusal = stub.SetRole(asked, timeout=CALL_S).refusal
             assert "was started without handoffs (handoff.enabled)" in refusal
@@ -110,8 +106,8 @@ async def test_windows_save_blocks_with_and_without_handoffs(model: tuple[Fleet,
 
 
 @pytest.mark.parametrize("name", ["prefill", "decode"])
-def test_prefill_and_decode_workers_need_handoffs(name: str) -> None:
-    settings = Settings(handoff={"enabled": False})  # type: ignore[arg-type]
+def test_prefill_and_decode_workers_need_handoffs(name):
+    settings = Settings(handoff={"enabled": False})
     with pytest.raises(ConfigError, match=rf"handoff\.enabled is false, but a {name} worker needs handoffs"):
         roles.check(roles.role(name), settings)
     roles.check(roles.role("mixed"), settings)

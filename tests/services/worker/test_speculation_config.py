@@ -1,12 +1,8 @@
 """The speculative settings given to vLLM."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +20,7 @@ MIMO = ARCHITECTURES["mtp-mimo"]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
 
-def built(model: Path, spec: dict[str, Any], **engine: Any) -> Any:
+def built(model, spec, **engine):
     """Return the VllmConfig of a worker of any role."""
     settings = load(
         {
@@ -44,20 +40,15 @@ def built(model: Path, spec: dict[str, Any], **engine: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def mimo() -> Path:
+def mimo():
     return MIMO.target(MIMO.checkpoint())
 
 
 @pytest.mark.parametrize(
     ("tokens", "limit", "by_batch"),
-    [
-        (3, 3, [(1, 8, 3)]),
-        ("auto", 5, [(1, 1, 0), (2, 2, 1), (3, 3, 2), (4, 4, 3), (5, 5, 4), (6, 8, 5)]),
-    ],
+    [(3, 3, [(1, 8, 3)]), ("auto", 5, [(1, 1, 0), (2, 2, 1), (3, 3, 2), (4, 4, 3), (5, 5, 4), (6, 8, 5)])],
 )
-def test_every_worker_can_draft(
-    mimo: Path, tokens: Any, limit: int, by_batch: list[tuple[int, int, int]]
-) -> None:
+def test_every_worker_can_draft(mimo, tokens, limit, by_batch):
     config = built(mimo, {"method": "mimo_mtp", "num_speculative_tokens": tokens})
     assert config.speculative_config.method == "mtp"
     assert config.speculative_config.num_speculative_tokens == limit
@@ -67,7 +58,7 @@ def test_every_worker_can_draft(
 
 
 @pytest.mark.parametrize(("layers", "least"), [(1, 0), (2, 2)])
-def test_every_mtp_layer_computes_the_prompt(tmp_path: Path, layers: int, least: int) -> None:
+def test_every_mtp_layer_computes_the_prompt(tmp_path, layers, least):
     """All layers need KV, even on a worker that does not decode."""
     one = ARCHITECTURES["mtp-deepseek-v3"]
     target = tmp_path / "two-layers"
@@ -79,14 +70,14 @@ def test_every_mtp_layer_computes_the_prompt(tmp_path: Path, layers: int, least:
 
 
 @pytest.mark.parametrize("spec", [{"method": "mtp", "num_speculative_tokens": 2}, NGRAM])
-def test_drafts_in_a_pipeline_are_refused_where_vllm_cannot(mimo: Path, spec: dict[str, Any]) -> None:
+def test_drafts_in_a_pipeline_are_refused_where_vllm_cannot(mimo, spec):
     with pytest.raises(
         ConfigError, match=r"^engine\.pipeline_parallel_size \(value 2\): vLLM's model runner V1"
     ):
         built(mimo, spec, pipeline_parallel_size=2)
 
 
-def test_block_verification_is_refused_where_vllm_cannot(mimo: Path) -> None:
+def test_block_verification_is_refused_where_vllm_cannot(mimo):
     spec = {"method": "mtp", "num_speculative_tokens": 2, "rejection_sample_method": "block"}
     with pytest.raises(ConfigError, match="only in its model runner V2"):
         built(mimo, spec)

@@ -1,10 +1,7 @@
 """A member of a gang whose work fails because another one ended says so."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,20 +10,20 @@ from baton.services.errors import StartError
 from baton.services.worker import starting
 
 
-async def failing() -> None:
+async def failing():
     raise StartError("connection closed by peer")
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_a_load_that_fails_with_the_gang(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_load_that_fails_with_the_gang(lost, monkeypatch):
     monkeypatch.setattr(starting, "CAUSE_S", 10.0 if lost else 0.0)
     link = SimpleNamespace(lost=asyncio.get_running_loop().create_future(), missing="")
 
-    def check() -> None:
+    def check():
         if link.lost.done():
             raise SiblingLost("gang g is over")
 
-    gang: Any = SimpleNamespace(link=link, check=check)
+    gang = SimpleNamespace(link=link, check=check)
     loading = asyncio.ensure_future(failing())
     await asyncio.wait([loading])
     waiting = asyncio.create_task(starting.done_or_stopped(loading, "loading", asyncio.Event(), gang))
@@ -38,11 +35,11 @@ async def test_a_load_that_fails_with_the_gang(lost: bool, monkeypatch: pytest.M
         await waiting
 
 
-async def test_a_gang_does_not_load_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gang_does_not_load_for_ever(monkeypatch):
     monkeypatch.setattr(starting, "PROGRESS_EVERY_S", 0.01)
     monkeypatch.setattr(starting, "LOADING_S", 0.02)
     loop = asyncio.get_running_loop()
-    gang: Any = SimpleNamespace(link=SimpleNamespace(lost=loop.create_future(), missing=""))
-    loading: asyncio.Future[None] = loop.create_future()
+    gang = SimpleNamespace(link=SimpleNamespace(lost=loop.create_future(), missing=""))
+    loading = loop.create_future()
     with pytest.raises(StartError, match="ports between them"):
         await starting.done_or_stopped(loading, "loading", asyncio.Event(), gang)

@@ -17,7 +17,6 @@ logger = logging.getLogger(__name__)
 @replaces("torch.cpu:_is_amx_tile_supported")
 @functools.cache  # some models ask in every step; forked children keep what the kernel granted
 def permitted(original: Callable[[], bool]) -> bool:
-    """Return whether the CPU has AMX and the kernel lets this process use it."""
     import torch
 
     if not original():

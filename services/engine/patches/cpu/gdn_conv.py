@@ -1,14 +1,10 @@
 """Correct Gated DeltaNet's convolution after a step with fewer drafts than the maximum.
 
-A layer keeps the last inputs of its convolution in a buffer of kernel - 1 + maximum drafts columns. The next
-step reads kernel - 1 of them, shifted by the number of accepted drafts, so a step's own inputs belong right
-after the kernel - 2 inputs before them. vLLM writes them to the end of the buffer, which is the same position
-only if the step had the maximum of drafts. After any other step, the next step reads inputs that are too old,
-and greedy answers are wrong; a step with fewer tokens than were accepted before it ends the engine. On GPUs
-this fault is vllm#39273.
-
-Steps in which all requests have the maximum of drafts stay with vLLM, which has a C++ kernel for CPUs with
-AMX.
+A layer keeps the last inputs of its convolution in a buffer of kernel - 1 + maximum drafts columns, from
+which the next step reads kernel - 1, shifted by the accepted drafts. vLLM writes a step's inputs to the
+buffer's end, which is right only if the step had the maximum of drafts. After any other step answers are
+wrong, or the engine ends. On GPUs this fault is vllm#39273. Steps with the maximum of drafts stay with vLLM's
+C++ kernel.
 
 conv_buf: [slots, channels, places]; a request's slot there is that of its first state.
 """

@@ -16,7 +16,6 @@ from baton.services.engine.patches.replace import replaces
 
 @replaces("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.all_gatherv")
 def _gather(original: Any, self: Any, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
-    """Concatenate all ranks' rows: each rank pads its own to the longest part."""
     if dim:
         return original(self, input_, dim, sizes)
     if isinstance(input_, list):
@@ -53,7 +52,6 @@ def _gather_rows(self: Any, part: Any, sizes: list[int] | None) -> Any:
 
 @replaces("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.reduce_scatterv")
 def _scatter(original: Any, self: Any, input_: Any, dim: int = -1, sizes: list[int] | None = None) -> Any:
-    """Add up all ranks' rows, and keep this rank's part of them."""
     import torch
 
     if dim not in (0, -input_.dim()):

@@ -1,10 +1,6 @@
 """Impossible speculative settings are refused with what would work."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,29 +11,29 @@ from baton.services.errors import ConfigError
 TARGET = {"model_type": "qwen2", "num_hidden_layers": 8, "vocab_size": 100, "num_nextn_predict_layers": 0}
 
 
-def folder(path: Path, **config: Any) -> str:
+def folder(path, **config):
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps({**TARGET, **config}))
     return str(path)
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> str:
+def target(tmp_path):
     return folder(tmp_path / "target")
 
 
-def engine(target: str, /, **spec: Any) -> EngineSettings:
+def engine(target, /, **spec):
     return load({"engine": {"model": target, "speculative_config": spec}}).engine
 
 
-def refusal(target: str, /, **spec: Any) -> str:
+def refusal(target, /, **spec):
     with pytest.raises(ConfigError) as error:
         validation.check(engine(target, **spec))
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-def test_no_speculation_is_no_method(target: str) -> None:
+def test_no_speculation_is_no_method(target):
     assert validation.check(EngineSettings(model=target)) is None
 
 
@@ -52,7 +48,7 @@ def test_no_speculation_is_no_method(target: str) -> None:
         ({"mtp_strategy": "with_luck"}, ["mtp_strategy", "'with_luck'", "'with_ngram'"]),
     ],
 )
-def test_a_wrong_value_is_named(spec: dict[str, Any], said: list[str]) -> None:
+def test_a_wrong_value_is_named(spec, said):
     with pytest.raises(ConfigError) as error:
         load({"engine": {"speculative_config": {"method": "ngram", **spec}}})
     for words in said:
@@ -83,25 +79,24 @@ def test_a_wrong_value_is_named(spec: dict[str, Any], said: list[str]) -> None:
         ({"method": "eagle", "model": "/nowhere"}, "'/nowhere'): this folder does not exist"),
     ],
 )
-def test_impossible_settings_are_refused(target: str, spec: dict[str, Any], said: str) -> None:
+def test_impossible_settings_are_refused(target, spec, said):
     assert said in refusal(target, **spec)
 
 
-def test_a_draft_model_needs_a_config_json(target: str, tmp_path: Path) -> None:
+def test_a_draft_model_needs_a_config_json(target, tmp_path):
     assert "holds no config.json" in refusal(target, method="eagle", model=str(tmp_path))
 
 
-def test_an_eagle_head_is_accepted(target: str, tmp_path: Path) -> None:
+def test_an_eagle_head_is_accepted(target, tmp_path):
     head = folder(tmp_path / "head")
     method = validation.check(engine(target, method="eagle", model=head, num_speculative_tokens=3))
-    assert method is not None
     assert method.keeps_kv
     spec = engine(target, method="eagle", model=head, num_speculative_tokens=3).speculative_config
     assert spec is not None
     assert method.engine_config(spec) == {"method": "eagle", "model": head, "num_speculative_tokens": 3}
 
 
-def test_keys_of_the_hybrid_need_its_strategy(target: str, tmp_path: Path) -> None:
+def test_keys_of_the_hybrid_need_its_strategy(target, tmp_path):
     head = {"method": "eagle", "model": folder(tmp_path / "head")}
     assert "with_ngram" in refusal(target, **head, prompt_lookup_max=3)
     assert "with_suffix" in refusal(target, **head, num_model_steps=1)
@@ -120,11 +115,11 @@ def test_keys_of_the_hybrid_need_its_strategy(target: str, tmp_path: Path) -> No
         {"model_type": "qwen3_next", "num_nextn_predict_layers": None},
     ],
 )
-def test_mtp_layers_are_found(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_mtp_layers_are_found(tmp_path, config):
     assert validation.check(engine(folder(tmp_path / "m", **config), method="mtp")) is not None
 
 
-def test_the_length_is_a_multiple_of_the_mtp_layers(tmp_path: Path) -> None:
+def test_the_length_is_a_multiple_of_the_mtp_layers(tmp_path):
     model = folder(tmp_path / "m", num_nextn_predict_layers=2)
     assert "set it to 4 or 6" in refusal(model, method="mtp", num_speculative_tokens=5)
     assert "max_speculative_tokens" in refusal(model, method="mtp", max_speculative_tokens=3)
@@ -132,7 +127,7 @@ def test_the_length_is_a_multiple_of_the_mtp_layers(tmp_path: Path) -> None:
         validation.check(engine(model, method="mtp", num_speculative_tokens=fits))
 
 
-def test_eagle3_needs_different_layers(tmp_path: Path) -> None:
+def test_eagle3_needs_different_layers(tmp_path):
     shallow = folder(tmp_path / "target", num_hidden_layers=5)
     head = folder(tmp_path / "plain")
     said = refusal(shallow, method="eagle3", model=head)
@@ -144,21 +139,21 @@ def test_eagle3_needs_different_layers(tmp_path: Path) -> None:
     assert "[1, 3, 9]" in refusal(shallow, method="eagle3", model=deep)
 
 
-def test_eagle3_is_refused_for_mimo(tmp_path: Path) -> None:
+def test_eagle3_is_refused_for_mimo(tmp_path):
     mimo = folder(tmp_path / "target", architectures=["MiMoForCausalLM"], num_hidden_layers=30)
     said = refusal(mimo, method="eagle3", model=folder(tmp_path / "head"))
     assert "does not provide the hidden states" in said
     assert "mtp" in said
 
 
-def test_a_draft_model_has_the_targets_vocabulary(target: str, tmp_path: Path) -> None:
+def test_a_draft_model_has_the_targets_vocabulary(target, tmp_path):
     other = folder(tmp_path / "other", vocab_size=99)
     assert "99 tokens, the target's 100" in refusal(target, method="draft_model", model=other)
     misleading = folder(tmp_path / "eagle3-like")
     assert "contains 'eagle3'" in refusal(target, method="draft_model", model=misleading)
 
 
-def test_medusa_drafts_one_token_per_head(target: str, tmp_path: Path) -> None:
+def test_medusa_drafts_one_token_per_head(target, tmp_path):
     heads = folder(tmp_path / "heads", num_heads=4)
     said = refusal(target, method="medusa", model=heads, num_speculative_tokens=3)
     assert "4 heads" in said
@@ -167,7 +162,7 @@ def test_medusa_drafts_one_token_per_head(target: str, tmp_path: Path) -> None:
     )
 
 
-def test_the_ranks_of_the_draft_model(target: str, tmp_path: Path) -> None:
+def test_the_ranks_of_the_draft_model(target, tmp_path):
     draft = folder(tmp_path / "draft")
     for method, ranks, allowed in (("draft_model", 1, "set it to 4"), ("eagle", 2, "set it to 1 or 4")):
         spec = {"method": method, "model": draft, "draft_tensor_parallel_size": ranks}
@@ -177,7 +172,7 @@ def test_the_ranks_of_the_draft_model(target: str, tmp_path: Path) -> None:
             validation.check(settings)
 
 
-def test_a_model_by_name_is_not_checked() -> None:
+def test_a_model_by_name_is_not_checked():
     assert validation.check(engine("somebody/model", method="mtp")) is not None
     assert validation.check(engine("somebody/model", method="eagle3", model="somebody/head")) is not None
 
@@ -189,7 +184,7 @@ def test_a_model_by_name_is_not_checked() -> None:
         ("mtp_strategy", {"num_speculative_tokens": 4, "mtp_strategy": "with_suffix", "num_model_steps": 1}),
     ],
 )
-def test_a_gang_must_draft_alike(tmp_path: Path, key: str, more: dict[str, Any]) -> None:
+def test_a_gang_must_draft_alike(tmp_path, key, more):
     mtp = folder(tmp_path / "mtp", model_type="qwen3_5", num_nextn_predict_layers=1)
     settings = engine(mtp, method="mtp", **more)
     settings.data_parallel_size = 2

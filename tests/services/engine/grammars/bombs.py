@@ -3,19 +3,14 @@
 Each is a field of StructuredOutputsParams and its value. Some are larger than a router would accept.
 """
 
-from __future__ import annotations
-
 import json
-from typing import Any
-
-Grammar = tuple[str, Any]
 
 
-def _object(properties: dict[str, Any], **more: Any) -> Grammar:
+def _object(properties, **more):
     return "json", json.dumps({"type": "object", "properties": properties, **more})
 
 
-def _nested(depth: int) -> dict[str, Any]:
+def _nested(depth):
     if not depth:
         return {"type": "string", "maxLength": 100}
     branches = [
@@ -25,8 +20,8 @@ def _nested(depth: int) -> dict[str, Any]:
     return {"oneOf": branches}
 
 
-def _chain(length: int) -> Grammar:
-    links: dict[str, Any] = {
+def _chain(length):
+    links = {
         f"d{i}": {"type": "object", "properties": {"n": {"$ref": f"#/$defs/d{i + 1}"}}, "required": ["n"]}
         for i in range(length)
     }
@@ -34,8 +29,8 @@ def _chain(length: int) -> Grammar:
     return "json", json.dumps({"$ref": "#/$defs/d0", "$defs": links})
 
 
-def _tools(number: int, parameters: int, **bounds: int) -> Grammar:
-    def tool(name: str) -> dict[str, Any]:
+def _tools(number, parameters, **bounds):
+    def tool(name):
         properties = {f"p{i}": {"type": "string", **bounds} for i in range(parameters)}
         return {
             "properties": {
@@ -50,7 +45,7 @@ def _tools(number: int, parameters: int, **bounds: int) -> Grammar:
     return "json", json.dumps({"type": "array", "minItems": 1, "items": items})
 
 
-def _tags(number: int, triggers: list[str]) -> Grammar:
+def _tags(number, triggers):
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5)}}
     tags = [{"begin": f"<f{i}>", "schema": schema, "end": f"</f{i}>"} for i in range(number)]
     return "structural_tag", json.dumps({"structures": tags, "triggers": triggers})
@@ -60,7 +55,7 @@ _ALTERNATIVES = "|".join(f"([a-z]{{1,{200 + i}}}[0-9]{{1,{300 + i}}}x{i})" for i
 _DEEP = "\n".join(f'r{i} ::= "(" r{i + 1} ")" | r{i + 1} r{i + 1}' for i in range(60))
 _UNSUPPORTED = {"m": {"type": "integer", "multipleOf": 3}}  # xgrammar refuses it, guidance takes it
 
-BOMBS: dict[str, Grammar] = {
+BOMBS = {
     "1,000 strings with maxLength": _object(
         {f"p{i}": {"type": "string", "maxLength": 1000 + i} for i in range(1000)}
     ),
@@ -108,7 +103,7 @@ BOMBS: dict[str, Grammar] = {
 }
 
 # Grammars that no answer satisfies.
-EMPTY: dict[str, Grammar] = {
+EMPTY = {
     "a rule that is itself": ("grammar", "root ::= root"),
     "a class of nothing": ("regex", "[^\\s\\S]"),
     "a reference without an end": (
@@ -125,7 +120,7 @@ EMPTY: dict[str, Grammar] = {
     "a reference to itself": ("json", '{"$ref": "#"}'),
 }
 
-HONEST: dict[str, Grammar] = {
+HONEST = {
     "a small schema": _object({"a": {"type": "integer"}, "b": {"type": "string"}}, required=["a", "b"]),
     "40 properties": _object({f"p{i}": {"type": ("string", "integer")[i % 2]} for i in range(40)}),
     "300 properties in 10 objects": _object(
@@ -158,10 +153,7 @@ HONEST: dict[str, Grammar] = {
     "1,000 choices": ("choice", [f"choice {i}" for i in range(1000)]),
     "a date": ("regex", "[0-9]{4}-[0-9]{2}-[0-9]{2}"),
     "any JSON": ("json_object", True),
-    "arithmetic": (
-        "grammar",
-        'root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "(" root ")"',
-    ),
+    "arithmetic": ("grammar", 'root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "(" root ")"'),
     "ten tools": _tools(10, 6),
     "tags": _tags(5, ["<f"]),
     "guidance: a multiple": _object(_UNSUPPORTED),

@@ -1,7 +1,5 @@
 """The context of trials for a vocabulary of 150,000 tokens."""
 
-from __future__ import annotations
-
 import pytest
 
 from baton.services.engine.grammars.trial import Context
@@ -9,7 +7,7 @@ from tests.services.engine.grammars.vocabulary import big_tokenizer
 
 
 @pytest.fixture(scope="session")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
+def context(tmp_path_factory):
     from vllm.config import StructuredOutputsConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 

@@ -1,9 +1,5 @@
 """A grammar that becomes costly while it runs ends its own request; others continue."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import xgrammar
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
@@ -17,18 +13,18 @@ EOS = len(VOCABULARY) - 1
 
 
 @pytest.fixture(scope="module")
-def compiler() -> xgrammar.GrammarCompiler:
+def compiler():
     info = xgrammar.TokenizerInfo(VOCABULARY, stop_token_ids=[EOS])
     return xgrammar.GrammarCompiler(info, max_threads=1)
 
 
-def grammar(compiler: xgrammar.GrammarCompiler, regex: str) -> Metered:
+def grammar(compiler, regex):
     compiled = compiler.compile_regex(regex)
     matcher = xgrammar.GrammarMatcher(compiled)
     return Metered(XgrammarGrammar(vocab_size=len(VOCABULARY), matcher=matcher, ctx=compiled))
 
 
-def run(one: Metered, token: int, steps: int) -> int:
+def run(one, token, steps):
     """Step like an engine with drafts. Return the number of accepted tokens."""
     bitmask = xgrammar.allocate_token_bitmask(1, len(VOCABULARY))
     for step in range(steps):
@@ -39,9 +35,7 @@ def run(one: Metered, token: int, steps: int) -> int:
     return steps
 
 
-def test_a_costly_grammar_ends_its_request_with_a_reason(
-    compiler: xgrammar.GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_costly_grammar_ends_its_request_with_a_reason(compiler, monkeypatch):
     monkeypatch.setattr(metered, "BURST_S", 0.05)
     monkeypatch.setattr(metered, "TOKEN_S", 0.0005)
     bomb, honest = grammar(compiler, "(a{1,1000}){1,1000}"), grammar(compiler, "a*")
@@ -53,17 +47,17 @@ def test_a_costly_grammar_ends_its_request_with_a_reason(
     assert not honest.problem
 
 
-def test_a_rejected_token_has_a_reason(compiler: xgrammar.GrammarCompiler) -> None:
+def test_a_rejected_token_has_a_reason(compiler):
     one = grammar(compiler, "aab")
     assert run(one, ord("a"), 3) == 2
     assert "after 2 tokens" in one.problem
 
     class Asked:
-        grammar: Any = one
+        grammar = one
 
     class Request:
         structured_output_request = Asked()
 
     assert problem_of(Request()) == one.problem
-    Request.structured_output_request = None  # type: ignore[assignment]
+    Request.structured_output_request = None
     assert problem_of(Request()) == ""

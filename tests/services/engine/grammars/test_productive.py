@@ -1,7 +1,5 @@
 """Grammars without a finite answer are recognised."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -26,22 +24,22 @@ ENDING = (
 
 
 @pytest.mark.parametrize("source", ENDLESS)
-def test_a_rule_that_always_continues_has_no_end(source: str) -> None:
+def test_a_rule_that_always_continues_has_no_end(source):
     assert not has_an_end(xgrammar.Grammar.from_ebnf(source).serialize_json())
 
 
 @pytest.mark.parametrize("source", ENDING)
-def test_a_rule_with_a_way_out_has_one(source: str) -> None:
+def test_a_rule_with_a_way_out_has_one(source):
     assert has_an_end(xgrammar.Grammar.from_ebnf(source).serialize_json())
 
 
-def test_a_long_chain_is_followed_to_its_end() -> None:
+def test_a_long_chain_is_followed_to_its_end():
     rules = "\n".join(f'r{n} ::= "(" r{n + 1} ")"' for n in range(5000))
     for last, ends in (('r5000 ::= "x"', True), ('r5000 ::= "x" r0', False)):
         source = f"root ::= r0\n{rules}\n{last}"
         assert has_an_end(xgrammar.Grammar.from_ebnf(source).serialize_json()) == ends
 
 
-def test_an_unknown_format_passes() -> None:
+def test_an_unknown_format_passes():
     grammar = json.loads(xgrammar.Grammar.from_ebnf("root ::= root").serialize_json())
     assert has_an_end(json.dumps({**grammar, "__VERSION__": "v99"}))

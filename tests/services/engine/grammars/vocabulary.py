@@ -1,16 +1,12 @@
 """A model folder without weights, whose tokenizer has 150,000 tokens: bytes, syllables, numbers, signs."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 SIZE = 150_000
 
 
-def big_tokenizer(folder: Path) -> Path:
+def big_tokenizer(folder):
     """Write config.json and the tokenizer's files. Return the folder."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -39,7 +35,7 @@ def big_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def _words() -> Iterator[str]:
+def _words():
     yield from map(str, range(1000))
     yield from map("".join, itertools.product('{}[]":,.<>/=-+_ĠĊ', repeat=2))
     yield from map("".join, itertools.product('{}[]":,Ġ', repeat=3))

@@ -1,16 +1,11 @@
 """Run prompts in an engine that drafts, and count what its scheduler verifies."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from baton.services.decode.proposers import registry
 from baton.services.speculation import SpeculativeSettings
-from harness.engines import Engine, EngineProcess, Options
+from harness.engines import Options
 from harness.support import eventually
 
 LIMIT = 4  # drafted tokens
@@ -29,12 +24,12 @@ class Tally:
 COUNTS = [Tally()]  # counts of the engine's process
 
 
-def observe(engine: Engine) -> None:
+def observe(engine):
     """Count what is verified from now on. Hand drafts to the scheduler after each step, as the host does."""
-    scheduler: Any = engine.core.scheduler
+    scheduler = engine.core.scheduler
     update, step = scheduler.update_from_output, engine.step
 
-    def counted(scheduler_output: Any, model_runner_output: Any) -> Any:
+    def counted(scheduler_output, model_runner_output):
         tally = COUNTS[0]
         tally.steps += 1
         for request, drafts in scheduler_output.scheduled_spec_decode_tokens.items():
@@ -44,23 +39,23 @@ def observe(engine: Engine) -> None:
             tally.accepted += len(written) - 1
         return update(scheduler_output, model_runner_output)
 
-    def stepped() -> bool:
+    def stepped():
         going = step()
         engine.core.post_step(going)
         return going
 
     scheduler.update_from_output = counted
-    engine.step = stepped  # type: ignore[method-assign]
+    engine.step = stepped
 
 
-def take_tally(engine: Engine) -> Tally:
+def take_tally(engine):
     """Return the counts since the last call."""
     del engine
     COUNTS.append(Tally())
     return COUNTS.pop(0)
 
 
-def ask(engine: Engine, name: str, prompts: list[list[int]], answer: int) -> None:
+def ask(engine, name, prompts, answer):
     """Add prompts one after the other, while the earlier ones are decoded."""
     for number, prompt in enumerate(prompts):
         engine.add(f"{name}-{number}", prompt, answer)
@@ -68,24 +63,23 @@ def ask(engine: Engine, name: str, prompts: list[list[int]], answer: int) -> Non
             engine.step()
 
 
-def go_on(engine: Engine) -> bool:
+def go_on(engine):
     """Run some steps, few enough for a busy machine. Return False once all is done."""
     return all(engine.step() for _ in range(20))
 
 
-def tokens_of(engine: Engine, names: Iterable[str]) -> list[list[int]]:
+def tokens_of(engine, names):
     return [engine.answers[name].tokens for name in names]
 
 
-def answered(engine: EngineProcess, name: str, prompts: list[list[int]], answer: int) -> list[list[int]]:
+def answered(engine, name, prompts, answer):
     """Return the answers to the prompts, of `answer` tokens each."""
     engine.call(ask, name, prompts, answer)
     eventually(lambda: not engine.call(go_on), 120, "all is done", every_s=0)
-    found: list[list[int]] = engine.call(tokens_of, [f"{name}-{number}" for number in range(len(prompts))])
-    return found
+    return engine.call(tokens_of, [f"{name}-{number}" for number in range(len(prompts))])
 
 
-def speculating(model: Path, /, **spec: Any) -> Options:
+def speculating(model, /, **spec):
     settings = SpeculativeSettings(**{"num_speculative_tokens": LIMIT, **spec})
     config = registry.method(settings.method).engine_config(settings)
     config["num_speculative_tokens_per_batch_size"] = [(1, 256, settings.limit)]
@@ -98,6 +92,6 @@ def speculating(model: Path, /, **spec: Any) -> Options:
     return Options(model, "worker", cores="1", engine=engine)
 
 
-def plain(model: Path) -> Options:
+def plain(model):
     """Return the same engine without drafts."""
     return Options(model, "plain", cores="1", engine={"dtype": "float32", "enable_prefix_caching": False})

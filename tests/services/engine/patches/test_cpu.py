@@ -3,14 +3,11 @@
 A test that fails because vLLM's own function has become right names the patch to delete.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,7 +24,7 @@ from torch.distributed import distributed_c10d
 from baton.services.engine.patches import table
 from baton.services.engine.patches.cpu import amx
 from baton.services.engine.patches.replace import located
-from harness.engines import Engine, EngineProcess, Options, generate
+from harness.engines import EngineProcess, Options, generate
 from harness.support import eventually
 from tests.handoff import checkpoints
 
@@ -53,19 +50,19 @@ class Patched:
     until: str
 
     @classmethod
-    def by(cls, patch: str, symbol: int = 0) -> Patched:
+    def by(cls, patch, symbol=0):
         [row] = [one for one in table.PATCHES if one.name == f"cpu.{patch}"]
         return cls(*located(row.symbols[symbol]), row.until)
 
     @property
-    def ours(self) -> Any:
+    def ours(self):
         return getattr(self.owner, self.name)
 
     @property
-    def shipped(self) -> Any:
+    def shipped(self):
         return self.ours.__wrapped__
 
-    def check_shipped(self, right: bool) -> None:
+    def check_shipped(self, right):
         assert not right, f"vLLM's own function is right now: this patch can go ({self.until})"
 
 
@@ -81,7 +78,7 @@ pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="these pat
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kernels() -> Iterator[None]:
+def kernels():
     """Set this process up like an engine's worker: patched, with CPU kernels in place of Triton's."""
     table.install()
     with warnings.catch_warnings():  # vLLM looks into every module, and triggers deprecation warnings
@@ -93,20 +90,20 @@ def kernels() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seeded():
     torch.manual_seed(0)
 
 
-def cumulated(counts: list[int]) -> torch.Tensor:
+def cumulated(counts):
     return torch.tensor(counts).cumsum(0).to(torch.int32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
-def test_parameters_are_expanded_from_requests_to_tokens(dtype: torch.dtype) -> None:
+def test_parameters_are_expanded_from_requests_to_tokens(dtype):
     values = torch.tensor([5, 0, 7, 0, 2, 9, 4]).to(dtype)
     expected = torch.tensor([1, 1, 1, 7, 2, 2, 2, 2, 9, 9]).to(dtype)
 
-    def result(function: Callable[..., Any]) -> torch.Tensor:
+    def result(function):
         output = torch.full((TOKENS,), 77).to(dtype)
         function(output, values, cumulated(COUNTS), 0, 1, 128)
         return output
@@ -117,7 +114,7 @@ def test_parameters_are_expanded_from_requests_to_tokens(dtype: torch.dtype) -> 
         EXPAND.check_shipped(result(EXPAND.shipped).tolist() == expected.tolist())
 
 
-def test_an_engine_starts_if_numba_was_imported_before() -> None:
+def test_an_engine_starts_if_numba_was_imported_before():
     import llvmlite.binding  # noqa: F401
 
     with warnings.catch_warnings():
@@ -131,7 +128,7 @@ def test_an_engine_starts_if_numba_was_imported_before() -> None:
     REBIND.check_shipped(True)
 
 
-def test_ngrams_are_compiled_when_the_proposer_is_made() -> None:
+def test_ngrams_are_compiled_when_the_proposer_is_made():
     """Otherwise the first request compiles them, while all others wait."""
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(
@@ -154,10 +151,10 @@ def test_ngrams_are_compiled_when_the_proposer_is_made() -> None:
     assert len(search.signatures) == compiled
 
 
-def test_a_model_is_inspected_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_inspected_in_this_process(monkeypatch):
     assert INSPECTION.ours(os.getpid) == os.getpid()
 
-    def run(*_: object, **__: object) -> None:
+    def run(*_, **__):
         raise ChildProcessError
 
     monkeypatch.setattr(INSPECTION.owner.subprocess, "run", run)
@@ -165,8 +162,8 @@ def test_a_model_is_inspected_in_this_process(monkeypatch: pytest.MonkeyPatch) -
         INSPECTION.check_shipped(INSPECTION.shipped(os.getpid) == os.getpid())
 
 
-def test_groups_of_one_rank_share_a_thread() -> None:
-    def polling() -> int:
+def test_groups_of_one_rank_share_a_thread():
+    def polling():
         names = (path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
         return sum(name.startswith("gloo_tcp") for name in names)
 
@@ -188,7 +185,7 @@ def test_groups_of_one_rank_share_a_thread() -> None:
     assert figures.tolist() == [1, 1]
 
 
-def compiled(ask: Callable[[], Any]) -> tuple[Any, int]:
+def compiled(ask):
     """Call a function. Return its result, and how many functions torch.compile captured in it.
 
     The captured functions run as they are, because compiling C++ would take 15 s.
@@ -201,18 +198,18 @@ def compiled(ask: Callable[[], Any]) -> tuple[Any, int]:
     return found, torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def test_ranks_gather_and_scatter_unequal_parts() -> None:
+def test_ranks_gather_and_scatter_unequal_parts():
     gather, scatter = (Patched.by("unequal_gathers", symbol) for symbol in (0, 1))
     for one in (gather, scatter):
         with pytest.raises(NotImplementedError):
             one.shipped(SimpleNamespace(world_size=2), torch.ones(2, 2), 0, [3, 1])
     store, sizes = torch.distributed.HashStore(), [3, 1]
 
-    def parts(rank: int) -> list[torch.Tensor]:
+    def parts(rank):
         numbers = torch.arange(sizes[rank] * 8).reshape(-1, 8) + 100 * rank
         return [numbers[:, :3].bfloat16(), numbers[:, 7], numbers.reshape(-1, 2, 4).transpose(1, 2).int()]
 
-    def run(rank: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def run(rank):
         group = distributed_c10d.ProcessGroupGloo(store, rank, 2, timeout=timedelta(seconds=20))
         here = SimpleNamespace(world_size=2, rank_in_group=rank, device_group=group)
         both = gather.ours(here, parts(rank), 0, sizes)
@@ -226,7 +223,7 @@ def test_ranks_gather_and_scatter_unequal_parts() -> None:
             assert own.tolist() == [2 * number for number in parts(rank)[1].tolist()]
 
 
-def test_ranks_are_counted_without_a_compiler() -> None:
+def test_ranks_are_counted_without_a_compiler():
     logprobs = torch.tensor([[-1.0, -3.0, -2.0], [-0.5, -0.5, -9.0]])
     sampled = logprobs[:, 2:]
     (ranks, graphs) = compiled(lambda: RANKS.ours(logprobs, sampled))
@@ -236,7 +233,7 @@ def test_ranks_are_counted_without_a_compiler() -> None:
     RANKS.check_shipped(graphs == 0)
 
 
-def test_tokens_of_other_ranks_are_masked_without_a_compiler() -> None:
+def test_tokens_of_other_ranks_are_masked_without_a_compiler():
     tokens, masked = torch.tensor([3, 4, 7, 8]), [True, False, False, True]
     ((of_this_rank, elsewhere), graphs) = compiled(lambda: MASKS.ours(tokens, 4, 8, 0, 8, 8))
     assert (of_this_rank.tolist(), elsewhere.tolist(), graphs) == ([0, 0, 3, 0], masked, 0)
@@ -245,8 +242,8 @@ def test_tokens_of_other_ranks_are_masked_without_a_compiler() -> None:
     MASKS.check_shipped(graphs == 0)
 
 
-def test_a_later_stage_has_buffers_without_a_warm_up() -> None:
-    def make(**asked: Any) -> Any:
+def test_a_later_stage_has_buffers_without_a_warm_up():
+    def make(**asked):
         return {"hidden_states": torch.zeros(asked["batch_size"], 2, dtype=asked["dtype"])}
 
     runner = SimpleNamespace(
@@ -265,7 +262,7 @@ def test_a_later_stage_has_buffers_without_a_warm_up() -> None:
     assert torch.equal(found["hidden_states"], received["hidden_states"])
 
 
-def test_the_sampler_uses_the_patched_expansion() -> None:
+def test_the_sampler_uses_the_patched_expansion():
     values = torch.tensor([0.5, 0.0, 2.0, 0.25, 1.0, 3.0, 4.0])
     expanded = rejection_sampler.expand_batch_to_tokens(values, cumulated(COUNTS), TOKENS, 0, 1)
     assert expanded.tolist() == [1.0] * 3 + [2.0] + [1.0] * 4 + [3.0] * 2
@@ -274,7 +271,7 @@ def test_the_sampler_uses_the_patched_expansion() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("neox", [True, False])
 @pytest.mark.parametrize("tokens", [1, 2, 7])
-def test_queries_with_heads_are_rotated_rightly(tokens: int, neox: bool, dtype: torch.dtype) -> None:
+def test_queries_with_heads_are_rotated_rightly(tokens, neox, dtype):
     with set_current_vllm_config(VllmConfig()):
         rotary = RotaryEmbedding(64, 64, 256, 10_000.0, neox, dtype)
     positions = torch.randint(1, 256, (tokens,))
@@ -282,7 +279,7 @@ def test_queries_with_heads_are_rotated_rightly(tokens: int, neox: bool, dtype: 
     query, key = whole[..., 128:], torch.randn(tokens, 1, 64, dtype=dtype)  # a slice, as in MLA
     expected = rotary.forward_native(positions, query.clone(), key.clone())
 
-    def right(function: Callable[..., Any], query: torch.Tensor, key: torch.Tensor) -> bool:
+    def right(function, query, key):
         rotated = function(rotary, positions, query, key)
         in_place = [torch.equal(one, given) for one, given in zip(rotated, (query, key), strict=True)]
         close = [
@@ -296,7 +293,7 @@ def test_queries_with_heads_are_rotated_rightly(tokens: int, neox: bool, dtype: 
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 3)])
-def test_other_shapes_are_rotated_as_before(shape: tuple[int, ...]) -> None:
+def test_other_shapes_are_rotated_as_before(shape):
     with set_current_vllm_config(VllmConfig()):
         rotary = RotaryEmbedding(64, 64, 256, 10_000.0, True, torch.float32)
     positions = torch.randint(1, 256, shape)
@@ -310,12 +307,10 @@ def test_other_shapes_are_rotated_as_before(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("granted", [True, False])
-def test_amx_is_used_if_the_kernel_permits_it(
-    granted: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_amx_is_used_if_the_kernel_permits_it(granted, monkeypatch, caplog):
     asked = 0
 
-    def ask() -> bool:
+    def ask():
         nonlocal asked
         asked += 1
         return granted
@@ -333,7 +328,7 @@ def test_amx_is_used_if_the_kernel_permits_it(
     AMX.check_shipped(asked > 1)
 
 
-def test_the_kernel_is_not_asked_for_amx_if_the_cpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_not_asked_for_amx_if_the_cpu_has_none(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True})
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: pytest.fail("it was asked for"))
     amx.permitted.cache_clear()
@@ -341,14 +336,14 @@ def test_the_kernel_is_not_asked_for_amx_if_the_cpu_has_none(monkeypatch: pytest
     amx.permitted.cache_clear()
 
 
-def amx_without_permission() -> None:
+def amx_without_permission():
     """Pretend that the CPU has AMX and that the kernel refuses its tiles."""
     torch.cpu._is_amx_tile_supported = lambda: True
     torch.cpu._init_amx = lambda: False
 
 
 @pytest.mark.timeout(240)
-def test_an_engine_answers_if_the_kernel_refuses_amx(tmp_path: Path) -> None:
+def test_an_engine_answers_if_the_kernel_refuses_amx(tmp_path):
     """Without the patch its process would end with SIGILL in the first step."""
     options = Options(checkpoints.qwen2(tmp_path / "qwen2"), "refused", prepare=amx_without_permission)
     with EngineProcess(options) as engine:
@@ -357,11 +352,11 @@ def test_an_engine_answers_if_the_kernel_refuses_amx(tmp_path: Path) -> None:
         assert engine.call(collections_at_its_end) == 0
 
 
-def collections_at_its_end(engine: Engine) -> int:
+def collections_at_its_end(engine):
     """Shut the engine down. Return how often all garbage was collected."""
     found = []
 
-    def collected(phase: str, info: dict[str, int]) -> None:
+    def collected(phase, info):
         found.extend([info] if phase == "start" and info["generation"] == 2 else [])
 
     gc.callbacks.append(collected)
@@ -370,11 +365,11 @@ def collections_at_its_end(engine: Engine) -> int:
     return len(found)
 
 
-def facts(engine: Engine) -> dict[str, str]:
-    return dict(engine.connector.facts)
+def facts(engine):
+    return dict(engine.connector.scheduler_side.facts)
 
 
-def test_amx_keeps_kv_in_a_different_order() -> None:
+def test_amx_keeps_kv_in_a_different_order():
     """The shape is the same, so a handoff must compare the kernels too."""
     given = torch.arange(32 * 64, dtype=torch.float32).to(torch.bfloat16).view(32, 1, 64)
     caches = []

@@ -1,20 +1,15 @@
 """Draft lengths that change from step to step inside vLLM, with the same output as without drafts."""
 
-from __future__ import annotations
-
 import random
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from baton.services.decode.draft_length_choice import DraftLength, DraftStep
+from baton.services.decode.draft_length_choice import DraftLength
 from baton.services.engine.patches.draft_length import DraftLengthSeam
-from harness.engines import Engine, EngineProcess
+from harness.engines import EngineProcess
 from harness.support import eventually
 from tests.services.decode.heads import model_and_head
 from tests.services.engine.patches import drafting
@@ -25,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)  # the first test waits for engines
 ANSWER = 64
 
 
-def prompts() -> list[list[int]]:
+def prompts():
     """Return prompts, some of which repeat themselves; the longest is prefilled in three steps."""
     draw = random.Random(3)
     phrase = [draw.randrange(10, 500) for _ in range(9)]
@@ -40,41 +35,41 @@ def prompts() -> list[list[int]]:
 class Pattern:
     """A lookup that returns these limits in turn."""
 
-    def __init__(self, limits: list[int]) -> None:
+    def __init__(self, limits):
         self._limits, self._step = limits, 0
 
-    def __getitem__(self, requests: int) -> int:
+    def __getitem__(self, requests):
         self._step += 1
         return self._limits[self._step % len(self._limits)]
 
 
-def choose(engine: Engine) -> None:
+def choose(engine):
     """Let DraftLength choose the lengths from now on."""
     from vllm.v1.metrics.stats import PrefixCacheStats
 
-    scheduler: Any = engine.core.scheduler
+    scheduler = engine.core.scheduler
     scheduler.log_stats = scheduler.kv_cache_manager.log_stats = True
     scheduler.kv_cache_manager.prefix_cache_stats = PrefixCacheStats()
     seam = DraftLengthSeam(scheduler, DraftLength(LIMIT))
     step = engine.step
 
-    def observed() -> bool:
+    def observed():
         began = time.monotonic()
         going = step()
         seam.observe(time.monotonic() - began)
         COUNTS[0].lengths[seam.choice.limit] += going
         return going
 
-    engine.step = observed  # type: ignore[method-assign]
+    engine.step = observed
 
 
-def threads(engine: Engine) -> int:
+def threads(engine):
     """Return the threads of an operator. Two threads on one core would wait for each other."""
     del engine
     return torch.get_num_threads()
 
 
-def follow(engine: Engine, limits: list[int], late_steps: int) -> None:
+def follow(engine, limits, late_steps):
     """Draft the numbers of tokens in `limits`, and defer the drafter for at most this many steps."""
     from baton.services.engine.patches import idle_drafter
 
@@ -82,24 +77,24 @@ def follow(engine: Engine, limits: list[int], late_steps: int) -> None:
     engine.core.scheduler.dynamic_sd_lookup = Pattern(limits)
 
 
-def draft_while_decoding(engine: Engine) -> None:
+def draft_while_decoding(engine):
     from baton.services.engine.patches.draft_length import WhileDecoding
 
-    scheduler: Any = engine.core.scheduler
+    scheduler = engine.core.scheduler
     WhileDecoding(scheduler, scheduler.dynamic_sd_lookup, 0)
 
 
-def prefill_only(engine: Engine) -> None:
+def prefill_only(engine):
     for number, prompt in enumerate(prompts()):
         engine.add(f"prefill-{number}", prompt, 1)
 
 
-def count_passes(engine: Engine) -> None:
+def count_passes(engine):
     """Count the passes of the draft model that idle_drafter does not defer."""
-    drafter: Any = engine.core.model_executor.driver_worker.worker.model_runner.drafter
+    drafter = engine.core.model_executor.driver_worker.worker.model_runner.drafter
     propose = drafter.propose
 
-    def counted(**arguments: Any) -> Any:
+    def counted(**arguments):
         COUNTS[0].passes += 1
         return propose(**arguments)
 
@@ -110,18 +105,18 @@ def count_passes(engine: Engine) -> None:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def folders(tmp_path_factory):
     return model_and_head(tmp_path_factory.mktemp("draft-length"))
 
 
 @pytest.fixture(scope="module")
-def plain(folders: tuple[Path, Path]) -> list[list[int]]:
+def plain(folders):
     with EngineProcess(drafting.plain(folders[0])) as engine:
         return answered(engine, "plain", prompts(), ANSWER)
 
 
 @pytest.fixture(scope="module")
-def shared_eagle(folders: tuple[Path, Path]) -> Iterator[EngineProcess]:
+def shared_eagle(folders):
     with EngineProcess(speculating(folders[0], method="eagle", model=str(folders[1]))) as engine:
         engine.call(observe)
         engine.call(count_passes)
@@ -129,15 +124,13 @@ def shared_eagle(folders: tuple[Path, Path]) -> Iterator[EngineProcess]:
 
 
 @pytest.fixture
-def eagle(shared_eagle: EngineProcess) -> EngineProcess:
+def eagle(shared_eagle):
     shared_eagle.call(take_tally)
     return shared_eagle
 
 
 @pytest.mark.parametrize("pattern", [[0] * 7 + [3, 3], [0] * 30 + [4]])
-def test_a_deferred_drafter_drafts_the_same(
-    eagle: EngineProcess, plain: list[list[int]], pattern: list[int]
-) -> None:
+def test_a_deferred_drafter_drafts_the_same(eagle, plain, pattern):
     eagle.call(follow, pattern, 0)
     assert answered(eagle, f"{pattern} at once", prompts(), ANSWER) == plain
     at_once = eagle.call(take_tally)
@@ -149,15 +142,13 @@ def test_a_deferred_drafter_drafts_the_same(
     assert late.passes < 0.8 * at_once.passes
 
 
-def test_steps_without_drafts_run_the_drafter_now_and_then(
-    eagle: EngineProcess, plain: list[list[int]]
-) -> None:
+def test_steps_without_drafts_run_the_drafter_now_and_then(eagle, plain):
     eagle.call(follow, [0], 16)
     assert answered(eagle, "none", prompts(), ANSWER) == plain
     assert 0 < eagle.call(take_tally).passes < 40  # the prompts, and one in sixteen of some ninety steps
 
 
-def test_a_prefill_drafts_nothing(eagle: EngineProcess) -> None:
+def test_a_prefill_drafts_nothing(eagle):
     """No draft length applies to a prefill. The drafter still runs over the prompts, for their KV."""
     eagle.call(follow, [LIMIT], 16)
     eagle.call(draft_while_decoding)
@@ -170,7 +161,7 @@ def test_a_prefill_drafts_nothing(eagle: EngineProcess) -> None:
     assert eagle.call(take_tally).drafted > 0
 
 
-def test_a_chosen_length_changes_no_output(eagle: EngineProcess, plain: list[list[int]]) -> None:
+def test_a_chosen_length_changes_no_output(eagle, plain):
     eagle.call(choose)
     for turn in range(3):
         assert answered(eagle, f"chosen {turn}", prompts(), ANSWER) == plain
@@ -179,7 +170,7 @@ def test_a_chosen_length_changes_no_output(eagle: EngineProcess, plain: list[lis
     assert used.total() > 60
 
 
-def test_n_grams_of_a_chosen_length(folders: tuple[Path, Path], plain: list[list[int]]) -> None:
+def test_n_grams_of_a_chosen_length(folders, plain):
     with EngineProcess(speculating(folders[0], method="ngram")) as engine:
         engine.call(observe)
         engine.call(choose)
@@ -195,23 +186,23 @@ class Noting:
 
     limit = 3
 
-    def __init__(self) -> None:
-        self.steps: list[DraftStep] = []
+    def __init__(self):
+        self.steps = []
 
-    def choose(self, requests: int) -> int:
+    def choose(self, requests):
         """Choose 0 in the first step, then 1, 2 and 3."""
         self.chosen = getattr(self, "chosen", -requests) + 1
         return self.chosen
 
-    def observe(self, step: DraftStep) -> None:
+    def observe(self, step):
         self.steps.append(step)
 
 
-def test_drafts_that_came_with_a_handoff_do_not_count() -> None:
+def test_drafts_that_came_with_a_handoff_do_not_count():
     stats = SimpleNamespace(num_draft_tokens_per_pos=[2, 2, 1], num_accepted_tokens_per_pos=[2, 1, 0])
     given = SimpleNamespace(scheduler_stats=SimpleNamespace(spec_decoding_stats=stats))
 
-    def update_from_output(scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
+    def update_from_output(scheduler_output, model_runner_output):
         model_runner_output.sampled_token_ids.clear()  # vLLM may change them in place
         return {0: given}
 
@@ -220,7 +211,7 @@ def test_drafts_that_came_with_a_handoff_do_not_count() -> None:
         update_from_output=update_from_output,
         scheduler_config=SimpleNamespace(async_scheduling=False),
     )
-    chooser: Any = Noting()
+    chooser = Noting()
     seam = DraftLengthSeam(scheduler, chooser)
     step = SimpleNamespace(
         num_scheduled_tokens={"new": 3, "old": 4},
@@ -239,19 +230,19 @@ def test_drafts_that_came_with_a_handoff_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1], ids=["in turn", "asynchronous"])
-def test_a_step_verifies_what_the_step_before_it_was_to_draft(ahead: int) -> None:
-    def update_from_output(scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
+def test_a_step_verifies_what_the_step_before_it_was_to_draft(ahead):
+    def update_from_output(scheduler_output, model_runner_output):
         del scheduler_output, model_runner_output
         return {}
 
-    scheduler: Any = SimpleNamespace(
+    scheduler = SimpleNamespace(
         dynamic_sd_lookup=[3],
         update_from_output=update_from_output,
         scheduler_config=SimpleNamespace(async_scheduling=bool(ahead)),
     )
-    chooser: Any = Noting()
+    chooser = Noting()
     seam = DraftLengthSeam(scheduler, chooser)
-    flying: list[Any] = []
+    flying = []
     for _ in range(4):
         drafts = flying[-1].num_spec_tokens_to_schedule if flying else 0
         step = SimpleNamespace(

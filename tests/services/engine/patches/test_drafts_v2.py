@@ -4,12 +4,8 @@ The runner itself needs a GPU, and so do speculators with a draft model; a class
 stands in for them.
 """
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -39,7 +35,7 @@ LONG, SHORT = (4, 8), (2, 3)
 
 
 @pytest.fixture
-def states(monkeypatch: pytest.MonkeyPatch) -> Any:
+def states(monkeypatch):
     """V2's request states, without memory that host and GPU share."""
     monkeypatch.setattr(buffer_utils, "is_uva_available", lambda: False)
     return RequestState(SLOTS, WIDTH, 4 * WIDTH, MOST, 1000, CPU)
@@ -48,14 +44,12 @@ def states(monkeypatch: pytest.MonkeyPatch) -> Any:
 class Model:
     """A draft model that writes row r of `tokens` for row r of the batch, as many as it is asked for."""
 
-    def __init__(self, drafts: torch.Tensor, tokens: Sequence[Sequence[int]]) -> None:
+    def __init__(self, drafts, tokens):
         self.drafts = drafts
         self.tokens = torch.tensor(tokens)
-        self.asked: list[dict[str, Any]] = []
+        self.asked = []
 
-    def __call__(
-        self, input_batch: Any, *args: Any, num_speculative_tokens: int, **kwargs: Any
-    ) -> torch.Tensor:
+    def __call__(self, input_batch, *args, num_speculative_tokens, **kwargs):
         self.asked.append({"tokens": num_speculative_tokens, "positional": len(args), **kwargs})
         requests = input_batch.num_reqs
         drafts = self.drafts[:requests]
@@ -63,7 +57,7 @@ class Model:
         return drafts
 
 
-def fill(states: Any, texts: Sequence[list[int]]) -> torch.Tensor:
+def fill(states, texts):
     """Store each text in a random slot, followed by other tokens. Return the slots."""
     states.all_token_ids.gpu.copy_(torch.randint(0, 3, (SLOTS, WIDTH)))
     slots = torch.randperm(SLOTS)[: len(texts)]
@@ -74,9 +68,7 @@ def fill(states: Any, texts: Sequence[list[int]]) -> torch.Tensor:
     return slots
 
 
-def propose(
-    matching: Matching, states: Any, slots: torch.Tensor, *, sampled: list[int] | None = None, **more: Any
-) -> list[list[int]]:
+def propose(matching, states, slots, *, sampled=None, **more):
     """Return a step's drafts, called as the model runner does."""
     requests = len(slots)
     batch = InputBatch.make_dummy(requests, requests, InputBuffers(SLOTS, 4 * SLOTS, CPU))
@@ -91,36 +83,35 @@ def propose(
             mm_inputs=None,
             **more,
         )
-    drafts: list[list[int]] = found.tolist()
-    return drafts
+    return found.tolist()
 
 
-def hybrid(states: Any, made: Sequence[Sequence[int]], *, cut: bool = True) -> tuple[Matching, Model]:
+def hybrid(states, made, *, cut=True):
     drafts = torch.full((SLOTS, MOST), 9, dtype=torch.int64)
     model = Model(drafts, made)
     steps = len(made[0])
     return Matching(states, drafts, first=LONG, then=SHORT, model=model, steps=steps, cut=cut), model
 
 
-def ngram(states: Any, *, cut: bool = True) -> Matching:
+def ngram(states, *, cut=True):
     return Matching(states, torch.zeros(SLOTS, MOST, dtype=torch.int64), then=SHORT, cut=cut)
 
 
-def test_a_match_continues_the_models_drafts(states: Any) -> None:
+def test_a_match_continues_the_models_drafts(states):
     slots = fill(states, [[1, 2, 3, 4, 5, 8, 2], [1, 2, 3]])
     matching, _ = hybrid(states, [[3], [7]])
     assert propose(matching, states, slots) == [[3, 4, 5, 8, 2], [7] * 5]
     assert matching.counts() == [5, 1]
 
 
-def test_a_long_match_replaces_the_models_drafts(states: Any) -> None:
+def test_a_long_match_replaces_the_models_drafts(states):
     slots = fill(states, [[1, 2, 3, 4, 5, 9, 9, 2, 3, 4, 5], [1, 2, 3, 4, 5, 9, 9, 3, 4, 5]])
     matching, _ = hybrid(states, [[70, 71], [70, 71]])
     assert propose(matching, states, slots) == [[9, 9, 2, 3, 4], [70, 71, 71, 71, 71]]
     assert matching.counts() == [5, 2]
 
 
-def test_the_model_makes_no_more_than_its_steps(states: Any) -> None:
+def test_the_model_makes_no_more_than_its_steps(states):
     slots = fill(states, [[1, 2, 3]])
     matching, model = hybrid(states, [[70, 71]])
     for wanted, steps in ((None, 2), (5, 2), (2, 2), (1, 1), (0, 0)):
@@ -129,7 +120,7 @@ def test_the_model_makes_no_more_than_its_steps(states: Any) -> None:
         assert model.asked[-1]["positional"] == 10
 
 
-def test_the_last_position_is_left_to_the_target(states: Any) -> None:
+def test_the_last_position_is_left_to_the_target(states):
     for free in range(1, MOST + 3):
         text = [1, 2] * WIDTH
         slots = fill(states, [text[: WIDTH - free]])
@@ -138,21 +129,21 @@ def test_the_last_position_is_left_to_the_target(states: Any) -> None:
         assert matching.counts() == [min(free - 1, MOST)]
 
 
-def test_nothing_is_matched_during_a_prefill(states: Any) -> None:
+def test_nothing_is_matched_during_a_prefill(states):
     slots = fill(states, [[1, 2, 1, 2], [1, 2, 1, 2]])
     matching = ngram(states)
     propose(matching, states, slots, sampled=[0, 1])
     assert matching.counts() == [0, 5]
 
 
-def test_ngram_has_no_model_and_pads_with_a_token(states: Any) -> None:
+def test_ngram_has_no_model_and_pads_with_a_token(states):
     slots = fill(states, [[5, 6, 7, 5, 6], [1, 2, 3]])
     matching = ngram(states)
     assert propose(matching, states, slots) == [[7, 5, 6, 7, 5], [3] * 5]
     assert matching.counts() == [5, 0]
 
 
-def test_a_dummy_run_only_runs_the_model(states: Any) -> None:
+def test_a_dummy_run_only_runs_the_model(states):
     slots = fill(states, [[1, 2, 1, 2]])
     matching, model = hybrid(states, [[7]])
     assert propose(matching, states, slots, dummy_run=True, is_profile=True) == [[7, 9, 9, 9, 9]]
@@ -164,9 +155,7 @@ TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(TEXT, min_size=1, max_size=SLOTS), st.integers(1, 3), st.integers(0, MOST), st.data())
-def test_drafts_equal_those_of_the_naive_form(
-    states: Any, texts: list[list[int]], steps: int, wanted: int, data: st.DataObject
-) -> None:
+def test_drafts_equal_those_of_the_naive_form(states, texts, steps, wanted, data):
     made = [data.draw(st.lists(st.integers(0, 2), min_size=steps, max_size=steps)) for _ in texts]
     matching, _ = hybrid(states, made)
     found = propose(matching, states, fill(states, texts), num_speculative_tokens=wanted)
@@ -179,8 +168,7 @@ def test_drafts_equal_those_of_the_naive_form(
         assert all(0 <= token <= 2 for token in found[row][:wanted])  # padding is also a valid token
 
 
-def config(strategy: str = "default", method: str = "mtp", *, asynchronous: bool = False) -> Any:
-    """Return the parts of a VllmConfig that are read."""
+def config(strategy="default", method="mtp", *, asynchronous=False):
     spec = SpeculativeSettings.model_validate(
         {"method": method, "mtp_strategy": strategy, "num_speculative_tokens": MOST, "num_model_steps": 2}
         if method == "mtp"
@@ -203,38 +191,36 @@ def config(strategy: str = "default", method: str = "mtp", *, asynchronous: bool
 class Speculator:
     """The parts of a speculator with a draft model that are used."""
 
-    draft_logits: torch.Tensor | None = None
-    decode_cudagraph_manager: Any = None
+    draft_logits = None
+    decode_cudagraph_manager = None
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.draft_tokens = torch.zeros(SLOTS, MOST, dtype=torch.int64)
 
-    def propose(self, *_: Any, **__: Any) -> torch.Tensor:
+    def propose(self, *_, **__):
         return self.draft_tokens
 
-    def init_cudagraph_manager(self, mode: Any) -> None:
+    def init_cudagraph_manager(self, mode):
         self.decode_cudagraph_manager = SimpleNamespace(vllm_config=None, mode=mode)
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, states: Any) -> Callable[[Any], Any]:
+def made(monkeypatch, states):
     """Return a function that makes a speculator for a config, with our patch around a stand-in for vLLM's."""
 
-    def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
+    def init_speculator(vllm_config, device, req_states):
         return Speculator()
 
     monkeypatch.setattr(model_runner, "init_speculator", init_speculator)
     monkeypatch.setattr(
-        model_runner.GPUModelRunner,
-        "take_draft_token_ids",
-        model_runner.GPUModelRunner.take_draft_token_ids,
+        model_runner.GPUModelRunner, "take_draft_token_ids", model_runner.GPUModelRunner.take_draft_token_ids
     )
     for _ in range(2):  # it does nothing the second time
         install(drafts_v2)
     return lambda vllm_config: model_runner.init_speculator(vllm_config, CPU, states)
 
 
-def test_only_matching_strategies_replace_the_speculator(made: Callable[[Any], Any]) -> None:
+def test_only_matching_strategies_replace_the_speculator(made):
     assert isinstance(made(config("with_ngram")).propose, Matching)
     assert isinstance(made(config(method="ngram")).propose, Matching)
     assert not isinstance(made(config("default")).propose, Matching)
@@ -243,20 +229,18 @@ def test_only_matching_strategies_replace_the_speculator(made: Callable[[Any], A
     assert not isinstance(made(reader).propose, Matching)
 
 
-def test_suffixes_are_refused(made: Callable[[Any], Any]) -> None:
+def test_suffixes_are_refused(made):
     with pytest.raises(StartError, match=r"with_suffix.*on the host.*with_ngram.*VLLM_USE_V2_MODEL_RUNNER=0"):
         made(config("with_suffix"))
 
 
-def test_drafts_with_distributions_are_refused(
-    made: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_with_distributions_are_refused(made, monkeypatch):
     monkeypatch.setattr(Speculator, "draft_logits", torch.zeros(1))
     with pytest.raises(StartError, match="draft_sample_method"):
         made(config("with_ngram"))
 
 
-def test_the_sequences_move_to_the_device(made: Callable[[Any], Any], states: Any) -> None:
+def test_the_sequences_move_to_the_device(made, states):
     before = states.all_token_ids
     made(config("default"))
     assert states.all_token_ids is before
@@ -266,7 +250,7 @@ def test_the_sequences_move_to_the_device(made: Callable[[Any], Any], states: An
     assert states.all_token_ids.gpu.dtype == before.gpu.dtype
 
 
-def test_graphs_are_captured_for_the_models_passes(made: Callable[[Any], Any]) -> None:
+def test_graphs_are_captured_for_the_models_passes(made):
     """With a real configuration, whose method does not matter here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -288,7 +272,7 @@ def test_graphs_are_captured_for_the_models_passes(made: Callable[[Any], Any]) -
 
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("most", [64, 4, 1])
-def test_every_length_that_may_be_chosen_has_full_graphs(most: int, adaptive: bool) -> None:
+def test_every_length_that_may_be_chosen_has_full_graphs(most, adaptive):
     """Checked in vLLM's own table of captured graphs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -319,9 +303,7 @@ def test_every_length_that_may_be_chosen_has_full_graphs(most: int, adaptive: bo
 
 @pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_the_scheduler_gets_as_many_drafts_as_there_are(
-    made: Callable[[Any], Any], states: Any, asynchronous: bool, timed: bool
-) -> None:
+def test_the_scheduler_gets_as_many_drafts_as_there_are(made, states, asynchronous, timed):
     from vllm.v1.outputs import DraftTokenIds
 
     speculator = made(config(method="ngram", asynchronous=asynchronous))
@@ -336,7 +318,7 @@ def test_the_scheduler_gets_as_many_drafts_as_there_are(
     assert lengths == ([MOST] * 3 if asynchronous else [MOST, 0, MOST])
 
 
-def test_long_limits_have_graphs_for_a_few_lengths() -> None:
+def test_long_limits_have_graphs_for_a_few_lengths():
     lengths = [tokens for _, _, tokens in lengths_by_batch(32, 64, adaptive=True)]
     assert lengths == [0, 6, 12, 19, 25, 32]
     assert lengths_by_batch(1, 8, adaptive=True) == [(1, 1, 0), (2, 8, 1)]

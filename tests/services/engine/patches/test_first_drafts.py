@@ -1,10 +1,7 @@
 """Test that a decode worker verifies a handoff's drafts in its first step, without changing answers."""
 
-from __future__ import annotations
-
 import functools
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -17,7 +14,7 @@ from baton.services.engine.patches import first_drafts
 from baton.services.engine.patches.first_drafts import MOST
 from baton.services.engine.patches.replace import check
 from baton.services.speculation import SpeculativeSettings
-from harness.engines import BLOCK_SIZE, Answer, Engine, EngineProcess, Options, generate, pulled
+from harness.engines import BLOCK_SIZE, EngineProcess, Options, generate, pulled
 from tests.handoff import checkpoints
 from tests.handoff.engines import manifest_of
 from tests.services.decode.heads import model_and_head
@@ -29,7 +26,7 @@ LIMIT, ANSWER, LENGTH = 4, 24, 256
 LENGTHS = [5, BLOCK_SIZE - 3, BLOCK_SIZE - 2, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE - 2, 200]
 
 
-def prompts() -> list[list[int]]:
+def prompts():
     draw = random.Random(11)
     return [[draw.randrange(10, 500) for _ in range(length)] for length in LENGTHS]
 
@@ -59,25 +56,25 @@ class How:
 
 PLAIN = How()
 SEEN = Seen()
-LOOKUP: list[int] = [LIMIT]  # the current draft length
+LOOKUP = [LIMIT]  # the current draft length
 
 
 class Length:
-    def __getitem__(self, requests: int) -> int:
+    def __getitem__(self, requests):
         return LOOKUP[0]
 
 
-def install(engine: Engine) -> None:
+def install(engine):
     from baton.services.engine.patches.draft_length import WhileDecoding
 
     core = engine.core
-    scheduler: Any = core.scheduler
+    scheduler = core.scheduler
     WhileDecoding(scheduler, Length(), 0)
     seam = first_drafts.install(core, SpeculativeSettings(method="eagle", num_speculative_tokens=LIMIT))
     assert seam is not None
     schedule, step = scheduler.schedule, engine.step
 
-    def noting(throttle_prefills: bool = False) -> Any:
+    def noting(throttle_prefills=False):
         output = schedule(throttle_prefills)
         assert output.total_num_scheduled_tokens == sum(output.num_scheduled_tokens.values())
         if output.num_scheduled_tokens:
@@ -88,7 +85,7 @@ def install(engine: Engine) -> None:
             SEEN.resumed[name] = len(output.scheduled_spec_decode_tokens.get(name, []))
         return output
 
-    def stepped() -> bool:
+    def stepped():
         before = {name: len(answer.tokens) for name, answer in engine.answers.items()}
         going = step()
         SEEN.made |= seam.take()
@@ -98,12 +95,10 @@ def install(engine: Engine) -> None:
         return going
 
     scheduler.schedule = noting
-    engine.step = stepped  # type: ignore[method-assign]
+    engine.step = stepped
 
 
-def handed_over(
-    engine: Engine, name: str, prompt: list[int], how: How = PLAIN
-) -> tuple[list[int], list[int], int]:
+def handed_over(engine, name, prompt, how=PLAIN):
     """Prefill, then continue as another worker would.
 
     Returns the answer, the first step's drafts, and the number of its tokens.
@@ -124,21 +119,21 @@ def handed_over(
     return read.tokens + wrote.tokens, SEEN.first[name], SEEN.tokens[name]
 
 
-def add_prompt(engine: Engine, name: str, prompt: list[int]) -> Answer:
+def add_prompt(engine, name, prompt):
     read = engine.add(f"{name}-read", prompt, 1, save_params(1))
     first_drafts.want(engine.core.scheduler.requests[f"{name}-read"])
     return read
 
 
-def add_rest(engine: Engine, name: str, prompt: list[int], read: Answer, answer: int = ANSWER) -> Answer:
+def add_rest(engine, name, prompt, read, answer=ANSWER):
     manifest = manifest_of(read)
     load = load_params(1, manifest.num_tokens, manifest, f"{name}-read")
-    wrote = engine.add(name, prompt, answer, load, written=read.tokens)  # type: ignore[arg-type]
+    wrote = engine.add(name, prompt, answer, load, written=read.tokens)
     first_drafts.give(engine.core.scheduler.requests[name], SEEN.made.pop(f"{name}-read"))
     return wrote
 
 
-def together(engine: Engine, name: str) -> list[tuple[list[int], list[int], int]]:
+def together(engine, name):
     """Hand all prompts over at once, while another request runs."""
     LOOKUP[0] = LIMIT
     read = [add_prompt(engine, f"{name}-{n}", one) for n, one in enumerate(prompts())]
@@ -154,14 +149,14 @@ def together(engine: Engine, name: str) -> list[tuple[list[int], list[int], int]
     ]
 
 
-def begin_early(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], list[int], int]:
+def begin_early(engine, name, prompt):
     """Load while the prompt is prefilled. Returns the same as `handed_over`."""
     LOOKUP[0] = LIMIT
     read = add_prompt(engine, name, prompt)
     engine.run(until=lambda: read.begun is not None)
     assert read.begun is not None
     load = load_params(1, len(prompt), saved_as=f"{name}-read")
-    wrote = engine.add(name, prompt, ANSWER, load)  # type: ignore[arg-type]
+    wrote = engine.add(name, prompt, ANSWER, load)
     engine.connector.begin_load(name, 1, read.begun.manifest)
     pulled(engine, name, 1)  # the prompt ends in these steps, too
     engine.resume(name, read.tokens, manifest_of(read))
@@ -172,17 +167,17 @@ def begin_early(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int]
     return read.tokens + wrote.tokens, SEEN.first[name], SEEN.tokens[name]
 
 
-def kv_layers(engine: Engine) -> str:
-    return str(engine.connector.facts["KV layers"])
+def kv_layers(engine):
+    return str(engine.connector.scheduler_side.facts["KV layers"])
 
 
-def take_drafted(engine: Engine) -> list[int]:
+def take_drafted(engine):
     del engine
     drafted, SEEN.drafted = SEEN.drafted, []
     return drafted
 
 
-def take_resumed(engine: Engine) -> dict[str, int]:
+def take_resumed(engine):
     del engine
     return SEEN.resumed
 
@@ -191,12 +186,12 @@ def take_resumed(engine: Engine) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+def engine(tmp_path_factory):
     """Start an engine that hands KV over to itself; two workers would make no difference here."""
     model, head = model_and_head(tmp_path_factory.mktemp("first-drafts"))
     spec = {"method": "eagle", "model": str(head), "num_speculative_tokens": LIMIT}
-    spec["num_speculative_tokens_per_batch_size"] = [(1, 256, LIMIT)]  # type: ignore[assignment]
-    options: dict[str, Any] = {
+    spec["num_speculative_tokens_per_batch_size"] = [(1, 256, LIMIT)]
+    options = {
         "dtype": "float32",
         "enable_prefix_caching": False,
         "max_model_len": LENGTH,
@@ -208,13 +203,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
 
 
 @pytest.fixture(scope="module")
-def alone(engine: EngineProcess) -> list[list[int]]:
+def alone(engine):
     return [engine.call(generate, f"alone-{n}", one, ANSWER) for n, one in enumerate(prompts())]
 
 
-def test_a_prompts_last_step_drafts_for_the_decode_worker(
-    engine: EngineProcess, alone: list[list[int]]
-) -> None:
+def test_a_prompts_last_step_drafts_for_the_decode_worker(engine, alone):
     assert engine.call(kv_layers).startswith(f"{checkpoints.LAYERS + 1} (")  # the drafter's comes along
     engine.call(take_drafted)
     accepted = 0
@@ -229,23 +222,21 @@ def test_a_prompts_last_step_drafts_for_the_decode_worker(
     assert engine.call(take_drafted)[-3:-1] == [0, MOST]  # its prompt's second step, and the last one
 
 
-def test_many_at_once_beside_a_running_request(engine: EngineProcess, alone: list[list[int]]) -> None:
+def test_many_at_once_beside_a_running_request(engine, alone):
     found = engine.call(together, "many")
     assert [answer for answer, _, _ in found] == alone
     assert all(drafts for _, drafts, _ in found)
     assert sum(tokens for _, _, tokens in found) > 1.5 * len(found)
 
 
-def test_wrong_drafts_change_nothing(engine: EngineProcess, alone: list[list[int]]) -> None:
+def test_wrong_drafts_change_nothing(engine, alone):
     for n, prompt in enumerate(prompts()[:4]):
         wrong = [(token + 1) % 500 for token in alone[n][1:4]]
         answer, drafts, tokens = engine.call(handed_over, f"wrong-{n}", prompt, How(drafts=wrong))
         assert (answer, drafts, tokens) == (alone[n], wrong, 1)
 
 
-def test_right_drafts_are_accepted_up_to_the_draft_length(
-    engine: EngineProcess, alone: list[list[int]]
-) -> None:
+def test_right_drafts_are_accepted_up_to_the_draft_length(engine, alone):
     for n, prompt in enumerate(prompts()):
         right = alone[n][1:12]
         answer, drafts, tokens = engine.call(handed_over, f"right-{n}", prompt, How(drafts=right))
@@ -262,15 +253,13 @@ def test_right_drafts_are_accepted_up_to_the_draft_length(
         (How(beyond=1), 0),  # they follow a different token
     ],
 )
-def test_no_more_drafts_than_the_step_can_use(
-    engine: EngineProcess, alone: list[list[int]], how: How, used: int
-) -> None:
+def test_no_more_drafts_than_the_step_can_use(engine, alone, how, used):
     answer, drafts, _ = engine.call(handed_over, f"limits-{how}", prompts()[4], how)
     assert answer == alone[4][: len(answer)]
     assert len(drafts) == used
 
 
-def test_no_drafts_beyond_the_models_length(engine: EngineProcess) -> None:
+def test_no_drafts_beyond_the_models_length(engine):
     draw = random.Random(5)
     for left, used in ((1, 0), (2, 1)):  # positions after the first token's
         prompt = [draw.randrange(10, 500) for _ in range(LENGTH - 1 - left)]
@@ -279,14 +268,14 @@ def test_no_drafts_beyond_the_models_length(engine: EngineProcess) -> None:
         assert (answer, len(drafts)) == (expected, used)
 
 
-def test_a_preempted_request_has_no_drafts(engine: EngineProcess, alone: list[list[int]]) -> None:
+def test_a_preempted_request_has_no_drafts(engine, alone):
     answer, drafts, _ = engine.call(handed_over, "preempted", prompts()[4], How(preempt=True))
     assert answer == alone[4]
     assert drafts
     assert engine.call(take_resumed) == {"preempted": 0}
 
 
-def test_drafts_after_a_load_that_began_early(engine: EngineProcess, alone: list[list[int]]) -> None:
+def test_drafts_after_a_load_that_began_early(engine, alone):
     answer, drafts, _ = engine.call(begin_early, "early", prompts()[-1])
     assert answer == alone[-1]
     assert drafts
@@ -306,32 +295,32 @@ class Scheduler:
     asked: list[int] = field(default_factory=list)  # lookahead tokens
     requests: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.kv_cache_manager = self
         self.structured_output_manager = self
         self.scheduler_config = SimpleNamespace(max_num_batched_tokens=20)
         spec = SimpleNamespace(max_num_new_slots_for_drafting=0)
         self.vllm_config = SimpleNamespace(speculative_config=spec)
 
-        def allocate_slots(*_: Any, num_lookahead_tokens: int) -> Any:
+        def allocate_slots(*_, num_lookahead_tokens):
             self.asked.append(num_lookahead_tokens)
             return "blocks" if num_lookahead_tokens <= self.room else None
 
         vllms = check(KVCacheManager, "allocate_slots", ("self", *first_drafts.ALLOCATE_SLOTS))
         self.allocate_slots = functools.wraps(MethodType(vllms, self))(allocate_slots)
 
-    def validate_tokens(self, request: Any, spec_tokens: list[int]) -> list[int]:
+    def validate_tokens(self, request, spec_tokens):
         del request
         return [token for token in spec_tokens if token < 500]
 
-    def _update_after_schedule(self, scheduler_output: Any) -> None:
+    def _update_after_schedule(self, scheduler_output):
         pass
 
-    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+    def update_draft_token_ids(self, draft_token_ids):
         pass
 
 
-def scheduled(scheduler: Scheduler, others: int, drafts: list[int]) -> list[int]:
+def scheduled(scheduler, others, drafts):
     """Schedule a first step with these drafts and `others` more tokens. Return the drafts in it."""
     first_drafts.FirstDrafts(scheduler, 0)
     request = SimpleNamespace(
@@ -339,7 +328,7 @@ def scheduled(scheduler: Scheduler, others: int, drafts: list[int]) -> list[int]
     )
     scheduler.requests["one"] = request
     first_drafts.give(request, drafts)
-    manager: Any = scheduler
+    manager = scheduler
     assert manager.allocate_slots(request, 1, num_lookahead_tokens=LIMIT) == "blocks"
     output = SimpleNamespace(
         scheduled_new_reqs=[SimpleNamespace(req_id="one")],
@@ -349,31 +338,31 @@ def scheduled(scheduler: Scheduler, others: int, drafts: list[int]) -> list[int]
         num_spec_tokens_to_schedule=LIMIT,
     )
     scheduler._update_after_schedule(output)
-    found: list[int] = output.scheduled_spec_decode_tokens.get("one", [])
+    found = output.scheduled_spec_decode_tokens.get("one", [])
     assert output.num_scheduled_tokens["one"] == 1 + len(found)
     assert output.total_num_scheduled_tokens == 1 + others + len(found)
     assert not hasattr(request, "first_drafts")  # gone, whether used or not
     return found
 
 
-def test_drafts_take_the_rest_of_a_steps_budget() -> None:
+def test_drafts_take_the_rest_of_a_steps_budget():
     assert scheduled(Scheduler(), 10, [1, 2, 3]) == [1, 2, 3]
     assert scheduled(Scheduler(), 17, [1, 2, 3]) == [1, 2]
     assert scheduled(Scheduler(), 19, [1, 2, 3]) == []
 
 
-def test_drafts_that_the_grammar_forbids_are_dropped() -> None:
+def test_drafts_that_the_grammar_forbids_are_dropped():
     assert scheduled(Scheduler(), 10, [1, 2, 501]) == [1, 2]
     assert scheduled(Scheduler(), 10, [501]) == []
 
 
-def test_drafts_need_slots_in_addition_to_lookahead() -> None:
+def test_drafts_need_slots_in_addition_to_lookahead():
     scheduler = Scheduler()
     assert scheduled(scheduler, 10, [1, 2, 3]) == [1, 2, 3]
     assert scheduler.asked == [LIMIT + 3]
 
 
-def test_a_request_does_not_wait_for_slots_of_drafts() -> None:
+def test_a_request_does_not_wait_for_slots_of_drafts():
     scheduler = Scheduler(room=LIMIT)
     assert scheduled(scheduler, 10, [1, 2, 3]) == []
     assert scheduler.asked == [LIMIT + 3, LIMIT]

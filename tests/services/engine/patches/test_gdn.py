@@ -1,12 +1,8 @@
 """Gated DeltaNet on CPUs with varying numbers of drafts, compared with one convolution of the whole text."""
 
-from __future__ import annotations
-
 import random
 import warnings
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +23,7 @@ pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="the patch
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _mended() -> Iterator[None]:
+def _mended():
     table.install()
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -37,7 +33,7 @@ def _mended() -> Iterator[None]:
 class Layer:
     """One layer's weights, buffers of two requests, and the last result of its convolution."""
 
-    def __init__(self, *, packed: bool) -> None:
+    def __init__(self, *, packed):
         weight = (torch.randn(CHANNELS, KERNEL) * 0.5).bfloat16()
         self.plain = weight
         self.conv1d = SimpleNamespace(weight=weight, bias=None, _cpu_unpacked_conv_weight=weight)
@@ -49,12 +45,12 @@ class Layer:
         self.states = torch.zeros(SLOTS, 1, HEAD, HEAD)
         self.convolved = torch.empty(0)
 
-    def rearrange_mixed_qkv(self, mixed: torch.Tensor) -> Any:
+    def rearrange_mixed_qkv(self, mixed):
         self.convolved = mixed.clone()
         return (part.reshape(1, len(mixed), 1, HEAD).contiguous() for part in mixed.split(HEAD, dim=-1))
 
 
-def right(layer: Layer, spec_forward: Callable[..., Any], counts: Callable[[int], list[int]]) -> bool:
+def right(layer, spec_forward, counts):
     """Run steps with these numbers of tokens, some accepted. Return whether all were convolved rightly."""
     draw, ends = random.Random(1), True
     history = [torch.zeros(KERNEL - 1, CHANNELS).bfloat16() for _ in range(REQUESTS)]
@@ -85,21 +81,21 @@ def right(layer: Layer, spec_forward: Callable[..., Any], counts: Callable[[int]
     return ends
 
 
-def varied(step: int) -> list[int]:
+def varied(step):
     return [1 + (step * 7 + request * 3) % (MOST + 1) for request in range(REQUESTS)]
 
 
-def alike(step: int) -> list[int]:
+def alike(step):
     """Return equal counts, as the C++ kernel needs them."""
     return [1 + (step * 3) % (MOST + 1)] * REQUESTS
 
 
-def undrafted(step: int) -> list[int]:
+def undrafted(step):
     del step
     return [1] * REQUESTS
 
 
-def most(step: int) -> list[int]:
+def most(step):
     del step
     return [MOST + 1] * REQUESTS
 
@@ -109,17 +105,15 @@ NATIVE = pytest.param(True, marks=pytest.mark.skipif(not BF16, reason="needs AVX
 
 @pytest.mark.parametrize("native", [False, NATIVE])
 @pytest.mark.parametrize("counts", [varied, alike, undrafted, most])
-def test_tokens_are_convolved_with_those_before_them(
-    counts: Callable[[int], list[int]], native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_convolved_with_those_before_them(counts, native, monkeypatch):
     """The C++ kernel is chosen on CPUs with AMX; it also runs on others."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: native)
     assert right(Layer(packed=native), gdn_attention._spec_forward, counts)
 
 
-def test_vllm_as_shipped_reads_inputs_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_as_shipped_reads_inputs_that_are_too_old(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    shipped: Any = gdn_attention._spec_forward
+    shipped = gdn_attention._spec_forward
     assert right(Layer(packed=False), shipped.__wrapped__, most)
     assert not right(Layer(packed=False), shipped.__wrapped__, undrafted), "cpu.gdn_conv can go"
     with pytest.raises(RuntimeError, match="size of tensor"):  # a step has fewer tokens than were accepted

@@ -1,18 +1,14 @@
 """Requests of one class give way to another in vLLM's slots, KV and steps; answers stay the same."""
 
-from __future__ import annotations
-
 import random
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from baton.handoff.params import load_params
 from baton.services.decode.step_share import Standing
-from harness.engines import CALL_S, Answer, Engine, EngineProcess, Options, generate, prefill
+from harness.engines import CALL_S, EngineProcess, Options, generate, prefill
 from tests.handoff.engines import manifest_of, watched
 from tests.services.decode.heads import model_and_head
 
@@ -26,7 +22,7 @@ LATER_MS = 30_000  # requests that give way are queued as if they had come this 
 LONG_S = 0.02  # a step's time, which exceeds the goal
 
 
-def prompts(count: int, length: int) -> list[list[int]]:
+def prompts(count, length):
     draw = random.Random(length)
     return [[draw.randrange(10, 500) for _ in range(length)] for _ in range(count)]
 
@@ -43,11 +39,11 @@ class Told:
     grown: list[int] = field(default_factory=list)  # tokens of the others until "first" ended, by request
 
 
-GATE: list[Any] = []
-COUNT: list[str] = []  # names of all requests
+GATE = []
+COUNT = []  # names of all requests
 
 
-def install(engine: Engine) -> None:
+def install(engine):
     from baton.services.engine.patches import early_loads
     from baton.services.engine.patches.giving_way import GivingWay
 
@@ -55,15 +51,7 @@ def install(engine: Engine) -> None:
     early_loads.install(engine.core)
 
 
-def add(
-    engine: Engine,
-    name: str,
-    prompt: list[int],
-    standing: Standing,
-    *,
-    later_ms: int = 0,
-    **how: Any,
-) -> None:
+def add(engine, name, prompt, standing, *, later_ms=0, **how):
     engine.add(name, prompt, ANSWER, **how)
     scheduler = engine.core.scheduler
     request = scheduler.requests[name]
@@ -74,14 +62,14 @@ def add(
     scheduler.waiting.add_request(request)
 
 
-def params_of(kept: Answer) -> Any:
+def params_of(kept):
     """Return the parameters to load a whole prompt's KV."""
     manifest = manifest_of(kept)
     return load_params(1, manifest.num_tokens, manifest)
 
 
-def step(engine: Engine, told: Told | None = None) -> None:
-    outputs: list[Any] = []
+def step(engine, told=None):
+    outputs = []
     with watched(engine, outputs.append):
         engine.step()
     GATE[0].observe(LONG_S)
@@ -95,16 +83,14 @@ def step(engine: Engine, told: Told | None = None) -> None:
             told.beside.append(len(names) - 1)
 
 
-def until_tokens(engine: Engine, names: list[str], count: int) -> None:
+def until_tokens(engine, names, count):
     deadline = time.monotonic() + CALL_S / 2
     while any(len(engine.answers[name].tokens) < count for name in names):
         assert time.monotonic() < deadline, [engine.answers[name] for name in names]
         step(engine)
 
 
-def scene(
-    engine: Engine, others: list[list[int]], first: list[int], tokens: int, loaded: bool = False
-) -> Told:
+def scene(engine, others, first, tokens, loaded=False):
     """Let "first" arrive while others decode, or are prefilled if `tokens` is 0.
 
     loaded: whether the last one's KV comes from a handoff.
@@ -141,9 +127,7 @@ class Begun:
     at_once: bool = False  # whether "first" ran in the next step after its KV arrived
 
 
-def loaded_scene(
-    engine: Engine, others: list[list[int]], first: list[int], standing: Standing = BATCH
-) -> Begun:
+def loaded_scene(engine, others, first, standing=BATCH):
     """Let "first" arrive while others decode, and load its KV."""
     kept = prefill(engine, "first", first)
     names = [f"batch {number}" for number in range(len(others))]
@@ -175,7 +159,7 @@ class Reserved:
     preempted: int  # before it decoded
 
 
-def reserved_scene(engine: Engine, others: list[list[int]], first: list[int]) -> Reserved:
+def reserved_scene(engine, others, first):
     """Let "first" arrive while others decode in all slots and its prompt is computed elsewhere."""
     kept = prefill(engine, "first", first)
     names = [f"batch {number}" for number in range(len(others))]
@@ -196,7 +180,7 @@ def reserved_scene(engine: Engine, others: list[list[int]], first: list[int]) ->
     return Reserved(tokens, before, after)
 
 
-def held_back_scene(engine: Engine, others: list[list[int]], first: list[int]) -> Reserved:
+def held_back_scene(engine, others, first):
     """Let "first" find a slot but no blocks to reserve, and later blocks but no slot."""
     kept = prefill(engine, "first", first)
     scheduler = engine.core.scheduler
@@ -228,7 +212,7 @@ def held_back_scene(engine: Engine, others: list[list[int]], first: list[int]) -
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+def engine(tmp_path_factory):
     """Start an engine that drafts and has no prefix cache, so that preempted requests are recomputed."""
     model, drafter = model_and_head(tmp_path_factory.mktemp("giving-way"))
     settings = {
@@ -245,13 +229,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
         yield started
 
 
-def played(
-    engine: EngineProcess,
-    play: Callable[..., Any],
-    others: list[list[int]],
-    first: list[int],
-    *args: Any,
-) -> Any:
+def played(engine, play, others, first, *args):
     """Play a scene, and check that every request gets the same answer as alone."""
     alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
     told = engine.call(play, others, first, *args)
@@ -260,7 +238,7 @@ def played(
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_preempted_request_continues_exactly(engine: EngineProcess, loaded: bool) -> None:
+def test_a_preempted_request_continues_exactly(engine, loaded):
     told = played(engine, scene, prompts(SLOTS, 40), prompts(1, 100)[0], 4, loaded)
     assert told.preempted == 1
     assert told.held
@@ -269,12 +247,12 @@ def test_a_preempted_request_continues_exactly(engine: EngineProcess, loaded: bo
     assert all(told.grown[:-1])  # the last one lost its slot
 
 
-def test_requests_that_give_way_lose_their_kv(engine: EngineProcess) -> None:
+def test_requests_that_give_way_lose_their_kv(engine):
     told = played(engine, scene, prompts(3, 450), prompts(1, 300)[0], 2)
     assert told.preempted >= 1
 
 
-def test_a_prompt_in_chunks_gives_way_at_the_next_step(engine: EngineProcess) -> None:
+def test_a_prompt_in_chunks_gives_way_at_the_next_step(engine):
     told = played(engine, scene, prompts(1, 900), prompts(1, 500)[0], 0)
     assert told.preempted == 0
     assert told.held
@@ -282,21 +260,19 @@ def test_a_prompt_in_chunks_gives_way_at_the_next_step(engine: EngineProcess) ->
     assert sum(chunks) <= 2  # their share is a tenth
 
 
-def test_the_first_request_runs_as_soon_as_its_kv_arrives(engine: EngineProcess) -> None:
+def test_the_first_request_runs_as_soon_as_its_kv_arrives(engine):
     told = played(engine, loaded_scene, prompts(SLOTS, 40), prompts(1, 100)[0])
     assert told.at_once
 
 
-def test_no_slot_is_given_twice_if_none_may_be_preempted(engine: EngineProcess) -> None:
+def test_no_slot_is_given_twice_if_none_may_be_preempted(engine):
     lasting = BATCH._replace(preemptible=False)
     told = played(engine, loaded_scene, prompts(SLOTS + 1, 40), prompts(1, 100)[0], lasting)
     assert told.steps > 0  # each of which checked the slots
 
 
 @pytest.mark.parametrize("arrives", [reserved_scene, held_back_scene])
-def test_prompts_computed_elsewhere_preempt_nothing(
-    engine: EngineProcess, arrives: Callable[..., Reserved]
-) -> None:
+def test_prompts_computed_elsewhere_preempt_nothing(engine, arrives):
     told = played(engine, arrives, prompts(SLOTS, 40), prompts(1, 100)[0])
     assert told.preempted_before == 0
     assert told.preempted > 0  # once its prompt is complete it takes a slot at once

@@ -1,10 +1,7 @@
 """Count the steps that requests of two classes wait in vLLM's scheduler, without an engine."""
 
-from __future__ import annotations
-
 import random
 import warnings
-from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +36,7 @@ LATER = 30_000  # requests that give way are queued as if they had come this muc
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def config(tmp_path_factory):
     made = EngineArgs(
         model=str(checkpoints.qwen2(tmp_path_factory.mktemp("checkpoint") / "qwen2")),
         skip_tokenizer_init=True,
@@ -55,7 +52,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return made
 
 
-def output_of(ids: list[str], sampled: list[list[int]]) -> Any:
+def output_of(ids, sampled):
     return ModelRunnerOutput(
         req_ids=ids,
         req_id_to_index={name: at for at, name in enumerate(ids)},
@@ -69,15 +66,7 @@ def output_of(ids: list[str], sampled: list[list[int]]) -> Any:
 class World:
     """A scheduler with an engine that computes nothing."""
 
-    def __init__(
-        self,
-        config: Any,
-        seconds: Callable[[int], float],
-        kind: type[Scheduler] = Scheduler,
-        *,
-        states: bool = False,
-        **gate: Any,
-    ) -> None:
+    def __init__(self, config, seconds, kind=Scheduler, *, states=False, **gate):
         """Make a scheduler. states: whether the model also has a recurrent layer."""
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         groups, block = [KVCacheGroupSpec(["layer"], spec)], BLOCK
@@ -90,13 +79,13 @@ class World:
         self.gate = GivingWay(self.scheduler, **gate)
         self.seconds = seconds  # a step's time, by its tokens
         self.now = 0  # steps so far
-        self.came: dict[str, int] = {}  # the step before each request
-        self.tokens: dict[str, list[int]] = {}  # the steps in which each request got tokens
-        self.asked: dict[str, int] = {}
+        self.came = {}  # the step before each request
+        self.tokens = {}  # the steps in which each request got tokens
+        self.asked = {}
         self.most_preemptions = 0
-        self.scheduled: dict[str, int] = {}  # tokens in the last step, by request
+        self.scheduled = {}  # tokens in the last step, by request
 
-    def add(self, standing: Standing, prompt: int, answer: int) -> None:
+    def add(self, standing, prompt, answer):
         name = f"{'batch' if standing is BATCH else 'first'} {len(self.came)}"
         params = SamplingParams(max_tokens=answer, ignore_eos=True)
         request = Request(name, list(range(10, 10 + prompt)), params, None)
@@ -105,7 +94,7 @@ class World:
         self.scheduler.add_request(request)
         self.came[name], self.tokens[name], self.asked[name] = self.now, [], answer
 
-    def step(self) -> None:
+    def step(self):
         self.now += 1
         scheduled = self.scheduler.schedule()
         self.scheduled = dict(scheduled.num_scheduled_tokens)
@@ -121,9 +110,7 @@ class World:
 
 
 @pytest.mark.parametrize("seconds", [lambda _: 0.02, lambda tokens: 0.002 + 0.0002 * tokens])
-def test_the_first_class_waits_few_steps_and_the_other_not_for_ever(
-    config: Any, seconds: Callable[[int], float]
-) -> None:
+def test_the_first_class_waits_few_steps_and_the_other_not_for_ever(config, seconds):
     """Test both steps that always exceed the goal, and steps that exceed it only when full."""
     draw, world = random.Random(5), World(config, seconds)
     while world.now < STEPS or world.scheduler.has_unfinished_requests():
@@ -148,13 +135,13 @@ def test_the_first_class_waits_few_steps_and_the_other_not_for_ever(
 
 @pytest.mark.parametrize(("ttft_s", "least", "most"), [(0.2, 32, 48), (0.0, STEP, STEP)])
 def test_prompts_that_give_way_have_short_steps_while_first_requests_arrive(
-    config: Any, monkeypatch: pytest.MonkeyPatch, ttft_s: float, least: int, most: int
-) -> None:
+    config, monkeypatch, ttft_s, least, most
+):
     clock = [100.0]
     monkeypatch.setattr(giving_way, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     world = World(config, lambda tokens: 0.001 * tokens)
 
-    def full_steps(count: int) -> int:
+    def full_steps(count):
         """Run this many steps with enough prompts. Return the size of the largest of the last five."""
         found = []
         for _ in range(count):
@@ -171,7 +158,7 @@ def test_prompts_that_give_way_have_short_steps_while_first_requests_arrive(
     assert full_steps(5) == STEP
 
 
-def test_prompts_of_one_step_have_their_share_of_the_time(config: Any) -> None:
+def test_prompts_of_one_step_have_their_share_of_the_time(config):
     """They begin and end before they could be left out of a step."""
     world = World(config, lambda _: 0.02)
     world.add(FIRST._replace(itl_s=0.0), 20, 300)
@@ -184,7 +171,7 @@ def test_prompts_of_one_step_have_their_share_of_the_time(config: Any) -> None:
     assert 15 <= with_prompts <= 40  # a tenth of the time
 
 
-def test_a_first_class_prompt_has_its_step_alone(config: Any) -> None:
+def test_a_first_class_prompt_has_its_step_alone(config):
     world = World(config, lambda _: 0.02)
     world.add(FIRST, 20, 1)
     world.add(BATCH, 320, 1)
@@ -201,9 +188,7 @@ def test_a_first_class_prompt_has_its_step_alone(config: Any) -> None:
 @pytest.mark.parametrize(
     ("seconds", "share"), [(lambda _: 0.025, STEP), (lambda tokens: 1e-3 + 1e-3 * tokens, STEP // 4)]
 )
-def test_measured_step_times_determine_a_long_prompts_share(
-    config: Any, seconds: Callable[[int], float], share: int
-) -> None:
+def test_measured_step_times_determine_a_long_prompts_share(config, seconds, share):
     world = World(config, seconds)
     world.gate.measure_share(PromptShare(STEP // 4, STEP))
     most = 0
@@ -220,10 +205,10 @@ def test_measured_step_times_determine_a_long_prompts_share(
     assert most > STEP // 2 if share == STEP else most <= STEP // 2
 
 
-def test_step_times_with_asynchronous_scheduling(config: Any) -> None:
+def test_step_times_with_asynchronous_scheduling(config):
     world, seen = World(config, lambda _: 0.0, ahead=1), list[tuple[int, float]]()
     gate = world.gate
-    share: Any = SimpleNamespace(observe=lambda *told: seen.append(told), tokens=STEP // 4)
+    share = SimpleNamespace(observe=lambda *told: seen.append(told), tokens=STEP // 4)
     gate.measure_share(share)
     for prompt, seconds in ((40, 0.1), (50, 0.2), (60, 0.15)):
         world.add(FIRST, prompt, 1)
@@ -236,7 +221,7 @@ def test_step_times_with_asynchronous_scheduling(config: Any) -> None:
     assert seen == [(40, 0.2), (STEP // 4, 0.2), (50, 0.3)]
 
 
-def test_a_request_in_a_running_step_loses_its_slot(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_in_a_running_step_loses_its_slot(config, monkeypatch):
     """With asynchronous scheduling and a KV connector its blocks cannot be freed at once."""
     world, flying = World(config, lambda _: 0.02, AsyncScheduler, ahead=1), list[Any]()
     scheduler = world.scheduler
@@ -258,7 +243,7 @@ def test_a_request_in_a_running_step_loses_its_slot(config: Any, monkeypatch: py
     assert 20 < came <= 24
 
 
-def test_a_prompt_of_a_model_with_states_finds_room(config: Any) -> None:
+def test_a_prompt_of_a_model_with_states_finds_room(config):
     """Its blocks are counted by group: vLLM's block size of such a model holds a whole prompt."""
     world = World(config, lambda _: 0.02, states=True)
     for _ in range(3):
@@ -271,7 +256,7 @@ def test_a_prompt_of_a_model_with_states_finds_room(config: Any) -> None:
     assert world.scheduler.requests["batch 2"].num_preemptions == 1
 
 
-def test_a_reservation_of_a_model_with_states_leaves_blocks_for_answers(config: Any) -> None:
+def test_a_reservation_of_a_model_with_states_leaves_blocks_for_answers(config):
     world, unheard = World(config, lambda _: 0.02, states=True), {"first 1"}
     EarlyLoads(world.scheduler, SimpleNamespace(is_unheard=unheard.__contains__))
     world.add(FIRST, 20, 40)

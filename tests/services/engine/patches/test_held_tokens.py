@@ -1,10 +1,7 @@
 """In streams with stop strings, text and token ids arrive together."""
 
-from __future__ import annotations
-
 import random
 import warnings
-from typing import Any
 
 import pytest
 
@@ -28,12 +25,12 @@ STOPS = ["the end of this all", "zz", "x" * 200]
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def tokenizer(tmp_path_factory):
     install(held_tokens)
     return AutoTokenizer.from_pretrained(thinking_model(tmp_path_factory.mktemp("model") / "model"))
 
 
-def streamed(tokenizer: Any, groups: list[list[int]], stop: list[str], **params: Any) -> list[Any]:
+def streamed(tokenizer, groups, stop, **params):
     """Return the outputs of a stream whose tokens come in these groups."""
     processor = OutputProcessor(tokenizer, log_stats=False)
     request = EngineCoreRequest(
@@ -51,7 +48,7 @@ def streamed(tokenizer: Any, groups: list[list[int]], stop: list[str], **params:
         data_parallel_rank=None,
     )
     processor.add_request(request, None)
-    found: list[Any] = []
+    found = []
     for number, group in enumerate(groups):
         last = number == len(groups) - 1
         output = EngineCoreOutput("r", list(group), finish_reason=FinishReason.LENGTH if last else None)
@@ -62,7 +59,7 @@ def streamed(tokenizer: Any, groups: list[list[int]], stop: list[str], **params:
     return found
 
 
-def cut(tokens: list[int], rng: random.Random) -> list[list[int]]:
+def cut(tokens, rng):
     """Split tokens into groups of random sizes."""
     groups, begin = [], 0
     while begin < len(tokens):
@@ -74,7 +71,7 @@ def cut(tokens: list[int], rng: random.Random) -> list[list[int]]:
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("seed", range(20))
-def test_reasoning_is_parsed_with_stop_strings(tokenizer: Any, stop: str, seed: int) -> None:
+def test_reasoning_is_parsed_with_stop_strings(tokenizer, stop, seed):
     parser_class = ParserManager.get_parser(
         tool_parser_name=None, reasoning_parser_name="deepseek_r1", enable_auto_tools=False, model_name="tiny"
     )
@@ -85,11 +82,7 @@ def test_reasoning_is_parsed_with_stop_strings(tokenizer: Any, stop: str, seed: 
     outputs = streamed(tokenizer, cut(TOKENS, random.Random(seed)), [stop])
     for output in outputs:
         delta = parser.parse_delta(
-            output.text,
-            list(output.token_ids),
-            request,
-            [72],
-            finished=output.finish_reason is not None,
+            output.text, list(output.token_ids), request, [72], finished=output.finish_reason is not None
         )
         if delta is not None:
             reasoning += delta.reasoning or ""
@@ -99,8 +92,8 @@ def test_reasoning_is_parsed_with_stop_strings(tokenizer: Any, stop: str, seed: 
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_ids_never_run_ahead_of_their_text(tokenizer: Any, seed: int) -> None:
-    ids: list[int] = []
+def test_ids_never_run_ahead_of_their_text(tokenizer, seed):
+    ids = []
     text = ""
     for output in streamed(tokenizer, cut(TOKENS, random.Random(seed)), ["zzzzzzzzzz"]):
         ids += output.token_ids
@@ -111,12 +104,9 @@ def test_ids_never_run_ahead_of_their_text(tokenizer: Any, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_string_ends_text_and_ids(tokenizer: Any, seed: int, include: bool) -> None:
+def test_a_stop_string_ends_text_and_ids(tokenizer, seed, include):
     outputs = streamed(
-        tokenizer,
-        cut(TOKENS, random.Random(seed)),
-        ["Paris"],
-        include_stop_str_in_output=include,
+        tokenizer, cut(TOKENS, random.Random(seed)), ["Paris"], include_stop_str_in_output=include
     )
     assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == ("stop", "Paris")
     text = "".join(one.text for one in outputs)

@@ -1,7 +1,5 @@
 """Images that the KV cache covers: sent to a single rank, dropped by an engine with several."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +14,7 @@ ABSENT = ("sampling_params", "pooling_params", "lora_request", "prompt_embeds", 
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_covered_images(monkeypatch: pytest.MonkeyPatch, *, several: bool) -> None:
+def test_covered_images(monkeypatch, *, several):
     monkeypatch.setattr(kept_images, "several_ranks", several)
     request = SimpleNamespace(
         request_id="a",

@@ -1,11 +1,7 @@
 """Mamba-2's CPU functions with drafts, compared with processing one token after another."""
 
-from __future__ import annotations
-
 import random
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +22,7 @@ pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="the patch
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _mended() -> Iterator[None]:
+def _mended():
     table.install()
     with torch.random.fork_rng(), pytest.MonkeyPatch.context() as patched:
         torch.manual_seed(0)
@@ -35,7 +31,7 @@ def _mended() -> Iterator[None]:
         yield
 
 
-def steps(counts: list[list[int]]) -> Iterator[tuple[list[int], list[int]]]:
+def steps(counts):
     """Yield each step's tokens per request, and how many tokens of the last step were accepted."""
     draw, accepted = random.Random(1), [1] * REQUESTS
     for each in counts:
@@ -47,11 +43,11 @@ RAGGED = [[1 + (step * 7 + row * 3) % (MOST + 1) for row in range(REQUESTS)] for
 INDICES = torch.arange(1, SLOTS).reshape(REQUESTS, MOST + 1).to(torch.int32)
 
 
-def ends(counts: list[int]) -> torch.Tensor:
+def ends(counts):
     return torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
 
 
-def convolves(update: Callable[..., Any]) -> bool:
+def convolves(update):
     weight, bias = torch.randn(CHANNELS, KERNEL), torch.randn(CHANNELS)
     buffer = torch.zeros(SLOTS, PLACES, CHANNELS).transpose(1, 2)
     history, last = [torch.zeros(KERNEL - 1, CHANNELS)] * REQUESTS, [torch.zeros(1, CHANNELS)] * REQUESTS
@@ -80,7 +76,7 @@ def convolves(update: Callable[..., Any]) -> bool:
     return right
 
 
-def keeps_states(update: Callable[..., Any]) -> bool:
+def keeps_states(update):
     A = -torch.rand(HEADS)[:, None, None].expand(-1, SIZE, STATE)
     D, bias = torch.ones(HEADS)[:, None].expand(-1, SIZE), torch.full((HEADS,), 0.5)[:, None].expand(-1, SIZE)
     states, right = torch.randn(SLOTS, HEADS, SIZE, STATE), True
@@ -120,8 +116,8 @@ def keeps_states(update: Callable[..., Any]) -> bool:
 @pytest.mark.parametrize(
     ("name", "holds"), [("causal_conv1d_update", convolves), ("selective_state_update", keeps_states)]
 )
-def test_any_number_of_drafts_is_verified(name: str, holds: Callable[[Callable[..., Any]], bool]) -> None:
-    mended: Any = getattr(mamba_mixer2, name)
+def test_any_number_of_drafts_is_verified(name, holds):
+    mended = getattr(mamba_mixer2, name)
     assert holds(mended)
     try:
         assert not holds(mended.__wrapped__), "cpu.mamba_drafts can go"

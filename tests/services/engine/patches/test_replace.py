@@ -1,11 +1,7 @@
 """`replace` wraps a function once per wrapper, in call order, and only if its parameters match."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -16,36 +12,36 @@ from baton.services.errors import StartError
 class Shipped:
     """Stands in for a class of vLLM."""
 
-    def method(self, text: str) -> str:
+    def method(self, text):
         return text
 
     @staticmethod
-    def plain(text: str) -> str:
+    def plain(text):
         return text
 
     @classmethod
-    def made(cls, text: str) -> str:
+    def made(cls, text):
         return f"{cls.__name__} {text}"
 
 
-def inner(original: Callable[..., str], *args: Any) -> str:
+def inner(original, *args):
     return f"({original(*args)})"
 
 
-def outer(original: Callable[..., str], *args: Any) -> str:
+def outer(original, *args):
     return f"[{original(*args)}]"
 
 
-def spelled_out(original: Callable[..., str], self: Shipped, text: str) -> str:
+def spelled_out(original, self, text):
     return f"<{original(self, text)}>"
 
 
 @pytest.fixture
-def shipped() -> type[Any]:
+def shipped():
     return type("Own", (Shipped,), dict(vars(Shipped)))
 
 
-def test_a_second_call_does_nothing(shipped: type[Any]) -> None:
+def test_a_second_call_does_nothing(shipped):
     for wrapper in (inner, outer, inner, outer):
         replace(shipped, "method", wrapper, ("self", "text"))
     assert shipped().method("a") == "[(a)]"
@@ -53,33 +49,33 @@ def test_a_second_call_does_nothing(shipped: type[Any]) -> None:
     assert shipped.method.__wrapped__.__wrapped__ is Shipped.method
 
 
-def test_expected_parameters_are_those_of_ours_by_default(shipped: type[Any]) -> None:
+def test_expected_parameters_are_those_of_ours_by_default(shipped):
     replace(shipped, "method", spelled_out)
     assert shipped().method("a") == "<a>"
     with pytest.raises(StartError, match=re.escape("made(self, text)")):
         replace(shipped, "made", spelled_out)
 
 
-def test_a_class_method_stays_one(shipped: type[Any]) -> None:
+def test_a_class_method_stays_one(shipped):
     for _ in range(2):
         replace(shipped, "made", inner, ("cls", "text"))
     assert shipped.made("a") == "(Own a)"
     assert wrappers(shipped, "made") == (inner,)
 
 
-def test_a_static_method_stays_one(shipped: type[Any]) -> None:
+def test_a_static_method_stays_one(shipped):
     for _ in range(2):
         replace(shipped, "plain", inner, ("text",))
     assert (shipped.plain("a"), shipped().plain("a")) == ("(a)", "(a)")
     assert wrappers(shipped, "plain") == (inner,)
 
 
-def test_single_objects_and_modules(shipped: type[Any]) -> None:
+def test_single_objects_and_modules(shipped):
     replace(shipped, "method", inner, ("self", "text"))
     one, module = shipped(), ModuleType("shipped")
     replace(one, "method", outer, ("text",))
     assert (one.method("a"), shipped().method("a")) == ("[(a)]", "(a)")
-    module.function = lambda text: text  # type: ignore[attr-defined]
+    module.function = lambda text: text
     replace(module, "function", inner, ("text",))
     assert module.function("a") == "(a)"
 
@@ -88,7 +84,7 @@ def test_single_objects_and_modules(shipped: type[Any]) -> None:
     ("name", "expects"),
     [("method", ("self", "words")), ("method", ("self",)), ("made", ("text",)), ("gone", ("self",))],
 )
-def test_another_signature_is_refused(shipped: type[Any], name: str, expects: tuple[str, ...]) -> None:
+def test_another_signature_is_refused(shipped, name, expects):
     problem = re.escape(f"has no {__name__}.Own.{name}({', '.join(expects)}): install the vLLM version")
     for refused in (lambda: replace(shipped, name, inner, expects), lambda: check(shipped, name, expects)):
         with pytest.raises(StartError, match=problem):

@@ -1,11 +1,8 @@
 """Step times, measured on stand-ins for vLLM's classes: which calls are timed, and where the times arrive."""
 
-from __future__ import annotations
-
 import pickle
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -15,7 +12,7 @@ from baton.services.engine.patches.replace import around
 DRAFT_S, SAMPLE_S, FORWARD_S = 0.02, 0.01, 0.03
 
 
-def busy(seconds: float) -> None:
+def busy(seconds):
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
@@ -31,39 +28,37 @@ class Output:
 class LateOutput:
     """Like its AsyncModelRunnerOutput."""
 
-    def get_output(self) -> Output:
+    def get_output(self):
         return Output()
 
 
 class Runner:
-    """Model runner V1."""
-
-    def propose_draft_token_ids(self) -> None:
+    def propose_draft_token_ids(self):
         busy(DRAFT_S)
 
 
 class Speculator:
-    def propose(self) -> None:
+    def propose(self):
         busy(DRAFT_S)
 
 
 class RunnerV2:
-    def __init__(self) -> None:
+    def __init__(self):
         self.speculator = Speculator()
 
 
 class Worker:
-    def __init__(self, runner: Any, late: bool = False) -> None:
+    def __init__(self, runner, late=False):
         self.model_runner = runner
         self._late = late
 
-    def execute_model(self, idle: bool = False) -> Output | None:
+    def execute_model(self, idle=False):
         if idle:
             return Output()
         busy(FORWARD_S)
         return None
 
-    def sample_tokens(self) -> Any:
+    def sample_tokens(self):
         busy(SAMPLE_S)
         runner = self.model_runner
         propose = (
@@ -74,13 +69,13 @@ class Worker:
 
 
 class Scheduler:
-    def update_from_output(self, scheduler_output: Any, output: Any) -> Any:
+    def update_from_output(self, scheduler_output, output):
         del scheduler_output
         return output
 
 
 @pytest.fixture(autouse=True)
-def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def _timed(monkeypatch):
     for owner, name, ours in (
         (Worker, "execute_model", step_times.time_execute),
         (Worker, "sample_tokens", step_times.time_sample),
@@ -94,7 +89,7 @@ def _timed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("runner", [Runner, RunnerV2])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("other_process", [False, True])
-def test_the_parts_of_steps(runner: type[Any], late: bool, other_process: bool) -> None:
+def test_the_parts_of_steps(runner, late, other_process):
     worker, scheduler = Worker(runner(), late), Scheduler()
     began = time.perf_counter()
     for _ in range(3):
@@ -110,7 +105,7 @@ def test_the_parts_of_steps(runner: type[Any], late: bool, other_process: bool) 
     assert step_times.take() == step_times.StepPhases()
 
 
-def test_a_step_without_a_forward_pass_takes_no_time() -> None:
+def test_a_step_without_a_forward_pass_takes_no_time():
     worker, scheduler = Worker(Runner()), Scheduler()
     scheduler.update_from_output(None, worker.execute_model(idle=True))
     assert step_times.take() == step_times.StepPhases()

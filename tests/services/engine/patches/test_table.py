@@ -1,7 +1,5 @@
 """The table of patches: its symbols exist, and functions are wrapped in its order."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import warnings
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.services.engine.patches import table
-from baton.services.engine.patches.replace import Function, located, wrappers
+from baton.services.engine.patches.replace import located, wrappers
 from harness.support import PYTHON, ROOT
 
 with warnings.catch_warnings():
@@ -22,19 +20,19 @@ HERE = ("any", "CPU" if current_platform.is_cpu() else "GPU")
 SYMBOLS = sorted({symbol for one in (*table.PATCHES, *table.OBJECTS) for symbol in one.symbols})
 
 
-def around(symbol: str) -> list[Function]:
+def around(symbol):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return list(wrappers(*located(symbol)))
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_the_page_is_up_to_date():
     done = subprocess.run([PYTHON, "deploy/setup/patches-docs", "--check"], cwd=ROOT, check=False, timeout=60)
     assert done.returncode == 0
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
-def test_symbols_exist(symbol: str) -> None:
+def test_symbols_exist(symbol):
     if ":" in symbol:
         owner, name = located(symbol)
         assert callable(getattr(owner, name))
@@ -42,7 +40,7 @@ def test_symbols_exist(symbol: str) -> None:
         assert importlib.util.find_spec(symbol) is not None
 
 
-def test_every_patch_is_in_the_table() -> None:
+def test_every_patch_is_in_the_table():
     folder = ROOT / "services" / "engine" / "patches"
     modules = {path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py")}
     named = {".".join(path.parts) for path in modules} - {"__init__", "cpu.__init__"}
@@ -54,7 +52,7 @@ def test_every_patch_is_in_the_table() -> None:
     assert named - {"table", "replace"} == {*patches, *on_objects}
 
 
-def test_patches_are_applied_once_and_in_order() -> None:
+def test_patches_are_applied_once_and_in_order():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         table.install()
@@ -69,6 +67,6 @@ def test_patches_are_applied_once_and_in_order() -> None:
         assert names == [patch.name for patch in rows]
 
 
-def test_undrafted_wraps_the_patches_that_draft() -> None:
+def test_undrafted_wraps_the_patches_that_draft():
     names = [one.name for one in table.PATCHES if DRAFTING in one.symbols]
     assert names == ["idle_drafter", "drafts_v1", "undrafted", "step_times"]

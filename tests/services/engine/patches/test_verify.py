@@ -1,13 +1,9 @@
 """Our verifier instead of vLLM's, in vLLM's own objects and in a running engine."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -44,7 +40,7 @@ WAY = Way(0.8, top_k=5, top_p=0.9)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _as_in_a_worker() -> None:
+def _as_in_a_worker():
     """Patch vLLM's CPU sampler, which uses uninitialised memory as shipped."""
     table.install()
     with warnings.catch_warnings():  # vLLM looks into every module, and triggers deprecation warnings
@@ -53,10 +49,10 @@ def _as_in_a_worker() -> None:
         current_platform.register_triton_kernel_overrides()
 
 
-def metadata(**more: Any) -> SamplingMetadata:
+def metadata(**more):
     """Return the metadata of four greedy requests, changed by `more`."""
     requests = len(DRAFTED)
-    plain: dict[str, Any] = {
+    plain = {
         "temperature": None,
         "all_greedy": True,
         "all_random": False,
@@ -78,7 +74,7 @@ def metadata(**more: Any) -> SamplingMetadata:
     return SamplingMetadata(**plain | more)
 
 
-def step() -> tuple[Any, torch.Tensor]:
+def step():
     """Return drafts, and logits under which some of the drafts are the most likely tokens."""
     drafts = SpecDecodeMetadata.make_dummy(DRAFTED, torch.device("cpu"))
     ends = drafts.cu_num_sampled_tokens
@@ -93,7 +89,7 @@ def step() -> tuple[Any, torch.Tensor]:
     return drafts, logits
 
 
-def verifier(method: Any = "block") -> verify_v1.Verifier:
+def verifier(method="block"):
     return verify_v1.Verifier(RejectionSampler(Sampler()), method)
 
 
@@ -118,7 +114,7 @@ def verifier(method: Any = "block") -> verify_v1.Verifier:
         "one is sampled",
     ],
 )
-def test_greedy_output_and_log_probabilities_equal_vllms(more: dict[str, Any]) -> None:
+def test_greedy_output_and_log_probabilities_equal_vllms(more):
     install(named_logprobs)
     drafts, logits = step()
     one = verifier()
@@ -131,7 +127,7 @@ def test_greedy_output_and_log_probabilities_equal_vllms(more: dict[str, Any]) -
             torch.testing.assert_close(ours, theirs)
 
 
-def test_seeded_requests_are_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeded_requests_are_left_to_vllm(monkeypatch):
     drafts, logits = step()
     one = verifier()
     monkeypatch.setattr(verify_v1, "verify", None)  # a call would raise
@@ -140,7 +136,7 @@ def test_seeded_requests_are_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.sampled_token_ids.shape == (4, 4)
 
 
-def test_a_setting_chooses_the_verifier() -> None:
+def test_a_setting_chooses_the_verifier():
     spec = {
         "method": "mtp",
         "num_speculative_tokens": 2,
@@ -157,7 +153,7 @@ def test_a_setting_chooses_the_verifier() -> None:
 
 
 @pytest.fixture
-def shipped(monkeypatch: pytest.MonkeyPatch) -> Any:
+def shipped(monkeypatch):
     """vLLM's rejection sampler on V2, with its own states of 8 slots."""
     monkeypatch.setattr(buffer_utils, "UvaBuffer", HostBuffer)
     sampler = SimpleNamespace(
@@ -168,7 +164,7 @@ def shipped(monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(sampler=sampler, num_speculative_steps=2)
 
 
-def verify_on_v2(shipped: Any, logits: torch.Tensor, drafter: torch.Tensor | None, fed: torch.Tensor) -> Any:
+def verify_on_v2(shipped, logits, drafter, fed):
     """Verify two drafts each of the requests in the slots 5 and 2."""
     slots, rows = torch.tensor([5, 2]), torch.arange(6)
     return verify_v2._verify(
@@ -188,7 +184,7 @@ def verify_on_v2(shipped: Any, logits: torch.Tensor, drafter: torch.Tensor | Non
     )
 
 
-def test_v2s_states_reach_the_kernel(shipped: Any) -> None:
+def test_v2s_states_reach_the_kernel(shipped):
     """One request is greedy, and a filter makes the other one certain."""
     states, shipped.num_speculative_steps = shipped.sampler.sampling_states, 3
     states.temperature.np[[5, 2]] = 0.0, 0.8
@@ -206,13 +202,11 @@ def test_v2s_states_reach_the_kernel(shipped: Any) -> None:
 
 
 @pytest.mark.parametrize("drawn", [False, True], ids=["one-hot", "drawn"])
-def test_every_kernel_that_v2_needs_is_compiled_at_the_start(
-    monkeypatch: pytest.MonkeyPatch, shipped: Any, drawn: bool
-) -> None:
+def test_every_kernel_that_v2_needs_is_compiled_at_the_start(monkeypatch, shipped, drawn):
     """Triton compiles a variant for each combination of dtypes and missing arguments."""
-    seen: list[tuple[Any, ...]] = []
+    seen = []
 
-    def noted(logits: Any, drafts: Any, sampling: Any, *, method: Any, positions: Any) -> Any:
+    def noted(logits, drafts, sampling, *, method, positions):
         filters = (sampling.top_k, sampling.top_p, sampling.min_p)
         arrays = (logits, *vars(drafts).values(), *vars(sampling).values(), positions)
         kinds = [one.dtype if isinstance(one, torch.Tensor) else type(one) for one in arrays]
@@ -242,7 +236,7 @@ def test_every_kernel_that_v2_needs_is_compiled_at_the_start(
 
 
 @pytest.mark.timeout(600)
-def test_blocks_are_verified_in_an_engine(tmp_path: Path) -> None:
+def test_blocks_are_verified_in_an_engine(tmp_path):
     """Test a draft model whose tokens are drawn and, with WHOLE_TABLE, the demo model with its MTP head."""
     spec = {"num_speculative_tokens": 2, "rejection_sample_method": "block", "verifier": "baton"}
     dense.qwen2(tmp_path / "target", layers=2, gain=1.2)

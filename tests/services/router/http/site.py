@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import json
 import time
-from typing import Protocol
 
 import httpx
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import placer, service, servicer
+from baton.scheduler.roster import Settling
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.settling import Settling
 from baton.services.config import SchedulerSettings
 from baton.services.tenants.model import ApiKey, digest
 from harness.fake_worker import MODEL, FakeWorker, Seen, answer
@@ -31,7 +30,6 @@ def api_key(secret, tenant, **limits):
 
 
 def run_scheduler(address):
-    """Run a scheduler, in the forked process, until its end."""
     servicer.SNAPSHOT_AGE_S = 0.05  # the router soon knows of a change
     placer.VIEW_AGE_S = 0.0  # the next request can be placed on a worker that has just registered
     # A new scheduler may not know all workers yet. While it says so, routers place from their last snapshot
@@ -40,13 +38,7 @@ def run_scheduler(address):
     asyncio.run(service.serve(SchedulerSettings(address=address, **SCHEDULER)))
 
 
-class StartRouter(Protocol):
-    def __call__(self, folder, environment=None, **settings): ...
-
-
 class Site:
-    """A router that listens, and the address at which it looks for its scheduler."""
-
     def __init__(self, start_router, folder, environment=None, **router):
         self.port, self.scheduler_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -64,7 +56,6 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def scheduler(self):
-        """Run the scheduler inside the block, and its workers."""
         settings = SchedulerSettings(address=f"127.0.0.1:{self.scheduler_port}", **SCHEDULER)
         async with SchedulerServer(settings) as server:
             members = Members(server.address)
@@ -83,7 +74,6 @@ def text(count, begin=0):
 
 
 async def pair(members, http, *, step_s=0.002, max_num_seqs=256):
-    """Add a prefill and a decode worker through which requests pass."""
     workers = [
         FakeWorker(f"{name}.{time.monotonic_ns()}", role, step_s=step_s, max_num_seqs=max_num_seqs)
         for name, role in (("p", pb.ROLE_PREFILL), ("d", pb.ROLE_DECODE))
@@ -122,7 +112,6 @@ async def events(response):
 
 
 async def healthy(client, **model):
-    """Return whether the router can place a request, for one model of several."""
     try:
         return (await client.get("/health", params=model)).status_code == 200
     except httpx.ConnectError:  # it is starting

@@ -1,5 +1,3 @@
-"""The response that is held until its first chunk, and what admission knows of a request."""
-
 import asyncio
 import json
 import logging
@@ -42,7 +40,6 @@ async def respond(*messages, error=None, at=0):
         for index, message in enumerate(messages):
             if error is not None and index == at:
                 admission = current_admission.get()
-                assert admission is not None
                 admission.refuse(error)
             await send(message)
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 from baton.protos.worker_pb2 import PHASE_DECODE
 from baton.services.tenants.model import Book, Tenant
 from harness.api_site import ApiSite
-from harness.fake_worker import MODEL, Fault
+from harness.fake_worker import MODEL, Fault, until
 from tests.services.router.http.site import api_key
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -40,7 +40,6 @@ def plain(site):
 
 
 def form_of(answer):
-    """Return which API's form an error has, and its type."""
     body = answer.json()
     if body.get("type") == "error":
         assert set(body["error"]) == {"type", "message"}
@@ -132,9 +131,11 @@ async def test_a_failing_stream_ends_in_its_apis_form(site):
             got = await http.post(path, json=body, headers={"X-Request-Timeout": "2"})
         site.worker.faults.clear()
         assert got.status_code == 200, got.text
+        await until(lambda: not site.worker.running, "the worker drops the request")
         return [line for line in got.text.splitlines() if line]
 
     lines = await cut(CHAT)
+    assert json.loads(lines[-3][6:])["choices"][0]["delta"]["reasoning"]  # the tokens before it
     assert lines[-1] == "data: [DONE]"
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == 504
     lines = await cut(MESSAGES)
@@ -193,11 +194,7 @@ async def test_the_fields_of_anthropics_clients_are_accepted(site):
         )
         assert got.role == "assistant"
         assert got.usage.output_tokens == 8
-        counted = await client.messages.count_tokens(
-            model=MODEL,
-            messages=ASKED["messages"],
-            system=[cached],
-        )
+        counted = await client.messages.count_tokens(model=MODEL, messages=ASKED["messages"], system=[cached])
         assert counted.input_tokens > 0
 
 
@@ -235,3 +232,135 @@ async def test_a_model_has_several_names(site, name):
     async with site.anthropic(KEY) as other:
         assert (await other.models.retrieve(name)).id == name
         assert (await other.messages.create(**{**ASKED, "model": name})).stop_reason == "max_tokens"
+
+
+# -- how answers end: cut or stopped, with thoughts and tool calls, streamed or whole
+
+THOUGHT, SAID = "Let me see. ", "It is Paris, of course."
+WHERE = {"model": MODEL, "messages": [{"role": "user", "content": "Where?"}], "max_tokens": 200}
+RESPONSE = {"model": MODEL, "input": "Where?"}
+TOOL = {"name": "look", "description": "Looks", "parameters": {"type": "object", "properties": {}}}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"where": "Paris"}}\n</tool_call>'
+
+
+async def whole(site, path, body):
+    async with site.http(KEY) as http:
+        got = await http.post(path, json=body)
+    assert got.status_code == 200, got.text
+    return got if body.get("stream") else got.json()
+
+
+async def events(site, path, body):
+    lines = (await whole(site, path, {**body, "stream": True})).text.splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+@pytest.mark.parametrize("per_step", [1, 3, 16, 200])
+async def test_streams_separate_thoughts_from_answers(site, per_step):
+    """Test each API, with any number of tokens at once, while vLLM watches for a stop string."""
+    site.says(THOUGHT, "</think>", SAID, per_step=per_step)
+    stop = ["the end of it all."]
+    chunks = await events(site, CHAT, {**WHERE, "stop": stop})
+    deltas = [one["choices"][0]["delta"] for one in chunks if one["choices"]]
+    assert "".join(one.get("reasoning") or "" for one in deltas) == THOUGHT
+    assert "".join(one.get("content") or "" for one in deltas) == SAID
+
+    said = await events(site, MESSAGES, {**WHERE, "stop_sequences": stop})
+    parts = [one["delta"] for one in said if one["type"] == "content_block_delta"]
+    assert "".join(one.get("thinking", "") for one in parts) == THOUGHT
+    assert "".join(one.get("text", "") for one in parts) == SAID
+
+    asked = {**RESPONSE, "max_output_tokens": 200, "stop": stop}
+    found = await events(site, RESPONSES, asked)
+    texts = {"response.reasoning_text.delta": "", "response.output_text.delta": ""}
+    for one in found:
+        if one["type"] in texts:
+            texts[one["type"]] += one["delta"]
+    assert list(texts.values()) == [THOUGHT, SAID]
+
+    pieces = await events(
+        site, "/v1/completions", {"model": MODEL, "prompt": "Hi", "max_tokens": 200, "stop": stop}
+    )
+    assert "".join(one["choices"][0]["text"] for one in pieces) == f"{THOUGHT}</think>{SAID}"
+
+
+@pytest.mark.parametrize("thoughts", [False, True])
+async def test_a_response_that_was_cut_is_incomplete(site, thoughts):
+    site.says(*((THOUGHT, "</think>") if thoughts else ()), SAID)
+    cut = len(THOUGHT) + 1 + 5 if thoughts else 5
+    asked = {**RESPONSE, "max_output_tokens": cut}
+    found = await events(site, RESPONSES, asked)
+    assert found[-1]["type"] == "response.incomplete"
+    assert [one["sequence_number"] for one in found] == list(range(len(found)))
+    answers = [found[-1]["response"], await whole(site, RESPONSES, asked)]
+    for response in answers:
+        assert response["status"] == "incomplete"
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert response["output"][-1]["status"] == "incomplete"
+        assert all(one["status"] != "incomplete" for one in response["output"][:-1])
+    done = [one["item"] for one in found if one["type"] == "response.output_item.done"]
+    assert [one["status"] for one in done][-1] == "incomplete"
+    assert len(done) == len(answers[0]["output"]) == (2 if thoughts else 1)
+
+    complete = await events(site, RESPONSES, {**asked, "max_output_tokens": 200})
+    assert complete[-1]["type"] == "response.completed"
+    assert complete[-1]["response"]["output"][-1]["status"] == "completed"
+
+
+async def test_openais_client_understands_a_cut_response(site):
+    site.says(SAID)
+    async with site.openai(KEY) as client:
+        answer = await client.responses.create(**RESPONSE, max_output_tokens=3)
+        assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        stream = await client.responses.create(**RESPONSE, max_output_tokens=3, stream=True)
+        assert [event.type async for event in stream][-1] == "response.incomplete"
+
+
+async def test_calls_that_were_cut(site):
+    """Each API says that the answer was cut, whole or streamed, so clients do not run an incomplete call."""
+    tools = [{"type": "function", "function": TOOL}]
+    site.says("</think>", CALL, " and more " * 4)
+    body = {**WHERE, "tools": tools, "max_tokens": len(CALL) + 10}
+    chunks = await events(site, CHAT, body)
+    ends = [one["choices"][0]["finish_reason"] for one in chunks if one["choices"]]
+    assert ends[-1] == "length"
+    choice = (await whole(site, CHAT, body))["choices"][0]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "look"
+    assert choice["finish_reason"] == "length"
+
+    mine = [{"name": "look", "input_schema": {"type": "object"}}]
+    message = await whole(site, MESSAGES, {**body, "tools": mine})
+    assert message["stop_reason"] == "max_tokens"
+    assert message["content"][-1]["type"] == "tool_use"
+
+    site.says("</think>", '{"where": "Pa')  # a forced call's arguments
+    forced = {**WHERE, "tools": mine, "tool_choice": {"type": "tool", "name": "look"}, "max_tokens": 13}
+    message = await whole(site, MESSAGES, forced)
+    assert message["stop_reason"] == "max_tokens"
+    assert "Traceback" not in site.process.text
+
+
+async def test_stop_reasons_of_messages(site):
+    site.says("</think>", SAID)
+    for fields, reason, sequence in (
+        ({}, "end_turn", None),
+        ({"max_tokens": 4}, "max_tokens", None),
+        ({"stop_sequences": ["Paris"]}, "stop_sequence", "Paris"),
+    ):
+        message = await whole(site, MESSAGES, {**WHERE, **fields})
+        assert (message["stop_reason"], message.get("stop_sequence")) == (reason, sequence)
+        said = await events(site, MESSAGES, {**WHERE, **fields})
+        delta = next(one["delta"] for one in said if one["type"] == "message_delta")
+        assert (delta["stop_reason"], delta["stop_sequence"]) == (reason, sequence)
+
+
+async def test_fields_that_need_stored_responses_are_refused(site):
+    site.says("</think>", SAID)
+    async with site.openai(KEY) as client:
+        assert (await client.responses.create(**RESPONSE, store=True)).status == "completed"  # the default
+        for fields in ({"previous_response_id": "resp_1"}, {"background": True}, {"conversation": "conv_1"}):
+            with pytest.raises(openai.BadRequestError, match=f"{next(iter(fields))}: .*'input'"):
+                await client.responses.create(**RESPONSE, **fields)
+        for call in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
+            with pytest.raises(openai.NotFoundError, match="responses are not stored here"):
+                await call("resp_1")

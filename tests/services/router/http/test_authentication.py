@@ -1,5 +1,3 @@
-"""The router's authentication: with a key set, only the listed paths are open without one."""
-
 import re
 import socket
 
@@ -31,8 +29,6 @@ PREFLIGHT = {"Origin": "http://elsewhere", "Access-Control-Request-Method": "POS
 
 
 class Door(Site):
-    """A router with two keys in a file, without a scheduler."""
-
     def __init__(self, start, folder):
         keys = folder / "keys"
         keys.write_text(f"# of today\n{KEY}\n\n  # of yesterday\n{SECOND}\n")
@@ -57,7 +53,6 @@ def door(start_router, tmp_path_factory):
 
 
 async def front_end(cluster, model):
-    """Return vLLM's front end over a cluster, and its app."""
     settings = load({"engine": {"model": str(model), "served_model_name": MODEL}})
     config = frontend.build_config(settings)
     args = frontend.build_arguments(settings, config)

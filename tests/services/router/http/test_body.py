@@ -1,5 +1,3 @@
-"""A body is read to its end, within a budget that is counted as its bytes arrive."""
-
 import json
 import time
 from itertools import pairwise
@@ -15,7 +13,6 @@ PIECE = 64 << 10
 
 
 def counted(body, piece=PIECE):
-    """Return the budget after a body that arrives in pieces of this size."""
     one = Budget()
     for at in range(0, len(body), piece):
         one.take(body[at : at + piece])

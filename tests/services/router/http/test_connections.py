@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import subprocess
 
 import pytest
 
@@ -12,14 +11,13 @@ from baton.services.router.http import connections as module
 from baton.services.router.http.limits import MAX_HEADER_BYTES
 from harness.doors import MAX_BODY, SLOW_S, Seen, answer_to, connect, one_answer, serving
 from harness.fake_worker import until
-from harness.support import CALL_S, PATIENCE, PYTHON
+from harness.support import CALL_S, PATIENCE, PYTHON, ran
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def exchange(server, *pieces, every_s=0.0):
-    """Send the pieces until a response comes; return its status and error object."""
     reader, writer = await connect(server)
     answer = asyncio.create_task(reader.read(1 << 16))
     with contextlib.suppress(ConnectionError):
@@ -246,6 +244,6 @@ def test_no_more_connections_than_file_descriptors(soft, hard, taken, left):
         "from baton.services.router.http.limits import affordable_connections\n"
         "print(affordable_connections(4096), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
-    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True, timeout=CALL_S)
+    done = ran(PYTHON, "-c", code, check=True)
     assert done.stdout.split() == [str(taken), str(left)]
     assert ("router.max_connections" in done.stderr) == (taken < 4096)

@@ -1,5 +1,3 @@
-"""`/metrics?all` has every process's metrics with its labels, however other processes behave."""
-
 import asyncio
 import socket
 import threading
@@ -21,7 +19,6 @@ from baton.services.router.http import federation
 from baton.services.router.http.federation import Federation, Processes, merged, route
 
 ME = Member("router-1", "router", rpc.host_id(), "127.0.0.1:1")
-Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def parsed(text):
@@ -48,7 +45,6 @@ def things(value):
 
 @contextmanager
 def hanging():
-    """Listen, but never answer."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 

@@ -2,22 +2,24 @@
 
 import asyncio
 import json
+import re
 import time
 from functools import partial
 
 import pytest
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
+from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL
-from harness.fake_worker import MODEL, Fault, until
+from harness.fake_worker import MODEL, FakeWorker, Fault, until
 from harness.support import PATIENCE, listening
-from tests.services.router.http.site import MAX_WAIT_S, PROMPT, Site, body, events, pair, text
+from tests.services.router.http.site import MAX_WAIT_S, PROMPT, Site, body, events, pair, serving, text
 
 END_S = 15.0 * PATIENCE
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_without_workers_it_is_503(members, http, stream):
-    del members
     health = await http.get("/health")
     for path, more in (
         ("/v1/completions", body()),
@@ -36,7 +38,6 @@ async def test_without_workers_it_is_503(members, http, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_full_house_is_503_after_a_wait(members, http, stream):
-    """The error names the limits and their settings."""
     _, decode = await pair(members, http, max_num_seqs=1)
     decode.faults.append(Fault(PHASE_DECODE, silent=True))
     async with http.stream("POST", "/v1/completions", json=body(stream=True)) as first:
@@ -51,7 +52,6 @@ async def test_a_full_house_is_503_after_a_wait(members, http, stream):
 
 
 async def sequences(http, asked):
-    """Return the chunks of a stream, or a whole answer as the only one."""
     async with http.stream("POST", "/v1/completions", json=asked) as response:
         if asked["stream"] and response.status_code == 200:
             return await events(response)
@@ -80,7 +80,7 @@ async def test_more_sequences_than_fit_at_once(members, http, many, stream):
 
 
 async def test_answers(members, http):
-    await pair(members, http)
+    _, decode = await pair(members, http)
     got = await http.post("/v1/completions", json=body())
     assert got.status_code == 200
     assert got.json()["choices"][0]["text"] == text(8)
@@ -95,6 +95,7 @@ async def test_answers(members, http):
     assert [choice["text"] for choice in twice.json()["choices"]] == [text(8)] * 2
     stopped = await http.post("/v1/completions", json=body(200, stop=text(2, 5)))
     assert stopped.json()["choices"][0]["text"] == text(5)
+    await until(lambda: decode.seen.aborts, "the stop string ends the decoding", 1.0)
     async with http.stream("POST", "/v1/completions", json=body(n=2, temperature=1, stream=True)) as response:
         assert response.status_code == 200
         parts = ["", ""]
@@ -124,12 +125,6 @@ async def test_a_client_that_leaves_before_the_first_token(members, http):
     await until(lambda: prefill.seen.starts, "the prefill begins")
     asking.cancel()
     await until(lambda: prefill.seen.aborts, "the worker gets an abort", 2.0)
-
-
-async def test_a_stop_string_ends_the_decoding(members, http):
-    _, decode = await pair(members, http, step_s=0.02)
-    await http.post("/v1/completions", json=body(1000, stop=text(3, 2)))
-    await until(lambda: decode.seen.aborts, "the worker gets an abort", 1.0)
 
 
 async def test_sigterm_lets_streams_end_within_the_drain(start_router, tmp_path):
@@ -174,19 +169,6 @@ async def test_the_settings_limit_the_time(start_router, tmp_path):
             assert (got.status_code, got.json()["error"]["type"]) == (504, "GatewayTimeoutError")
 
 
-async def test_a_deadline_in_the_middle_of_a_stream(members, http):
-    """After the tokens so far the stream ends with the error, and the worker drops the request."""
-    _, decode = await pair(members, http)
-    decode.faults.append(Fault(PHASE_DECODE, 3, silent=True))
-    got = await http.post("/v1/completions", json=body(stream=True), headers={"X-Request-Timeout": "3"})
-    assert got.status_code == 200
-    *tokens, error, done = [line.removeprefix("data: ") for line in got.text.splitlines() if line]
-    assert (json.loads(error)["error"]["code"], done) == (504, "[DONE]")
-    assert text(8).startswith("".join(json.loads(one)["choices"][0]["text"] for one in tokens))
-    assert tokens
-    await until(lambda: len(decode.seen.aborts) == 1, "the worker gets an abort", 1.0)
-
-
 @pytest.mark.parametrize("wrong", ["0", "-1", "soon", "nan", "inf", ""])
 async def test_a_wrong_deadline_is_400(http, wrong):
     got = await http.post("/v1/completions", json=body(), headers={"X-Request-Timeout": wrong})
@@ -228,3 +210,153 @@ async def test_a_missing_route_gets_openai_s_error_object(http, method, path, st
     assert set(got.headers.get("allow", "").split(", ")) == set(allowed.split(", "))
     if status == 404:
         assert path not in (await http.get("/openapi.json")).json()["paths"]
+
+
+# -- usage: the cost and the time of a request, as clients, the log and the metrics show them
+
+BATON = {"baton": {"usage": True}}
+
+
+@pytest.fixture
+async def drafting(members, http):
+    prefill = FakeWorker(f"p.{time.monotonic_ns()}", pb.ROLE_PREFILL)
+    decode = FakeWorker(f"d.{time.monotonic_ns()}", pb.ROLE_DECODE, step_s=0.002)
+    decode.speculative_method = "mtp"
+    decode.drafts = RequestSpecDecodeMetrics(num_spec_tokens=3, histogram=[4, 3, 1, 2], num_draft_tokens=30)
+    return await serving(members, http, prefill, decode)
+
+
+def chat(**more):
+    messages = [{"role": "user", "content": "Hi"}]
+    return {"model": MODEL, "messages": messages, "max_tokens": 8, "temperature": 0, **more}
+
+
+async def usage(http, path, asked):
+    """Return the usage of a whole answer or of a stream, which has it once, in its last chunk."""
+    got = await http.post(path, json=asked)
+    assert got.status_code == 200
+    if not asked.get("stream"):
+        assert int(got.headers["content-length"]) == len(got.content)
+        assert got.json().get("metrics") is None  # vLLM would put the engine's into every answer
+        return got.json()["usage"]
+    chunks = await events(got)
+    assert [bool(chunk.get("usage")) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert got.text.endswith("data: [DONE]\n\n")
+    return dict(chunks[-1]["usage"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_usage_on_request(drafting, http, path, stream):
+    asked = chat() if "chat" in path else body()
+    asked |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    plain = await usage(http, path, asked)
+    assert "baton" not in plain
+    with_ours = await usage(http, path, asked | BATON)
+    told = with_ours.pop("baton")
+    assert with_ours == plain
+    times = {key: told.pop(key) for key in list(told) if key.endswith("_ms")}
+    assert told == {
+        "method": "mtp",
+        "draft_steps": 10,
+        "drafted_tokens": 30,
+        "accepted_tokens": 11,
+        "mean_accepted_length": 2.1,
+        "acceptance_by_position": [0.6, 0.3, 0.2],
+        "prefill_worker": drafting[0].worker_id,
+        "decode_worker": drafting[1].worker_id,
+        "attempts": 1,
+    }
+    assert set(times) == {"waiting_ms", "queue_ms", "prefill_ms", "handoff_ms", "decode_ms"}
+    assert times["prefill_ms"] > 0
+    assert times["decode_ms"] > 0  # six steps of 2 ms, which a busy router may read together
+    assert all(one is None for worker in drafting for one in worker.seen.extra_args)
+
+
+async def test_usage_of_several_sequences(drafting, http):
+    asked = body(n=2, temperature=1, prompt=[PROMPT, PROMPT], **BATON)
+    told = (await usage(http, "/v1/completions", asked))["baton"]
+    assert (told["draft_steps"], told["drafted_tokens"], told["accepted_tokens"]) == (40, 120, 44)
+    assert told["mean_accepted_length"] == 2.1
+    assert told["acceptance_by_position"] == [0.6, 0.3, 0.2]
+
+
+async def test_usage_without_speculation(members, http):
+    """The prefill worker generates the only token, so no decode worker takes part."""
+    prefill, _ = await pair(members, http)
+    told = (await usage(http, "/v1/completions", body(1, **BATON)))["baton"]
+    assert (told["method"], told["draft_steps"], told["mean_accepted_length"]) == (None, 0, None)
+    assert (told["prefill_worker"], told["decode_worker"]) == (prefill.worker_id, None)
+    assert told["handoff_ms"] == told["decode_ms"] == 0
+
+
+@pytest.mark.parametrize("wrong", [{"usage": 1}, {"usages": True}, True, []])
+async def test_wrong_usage_options_are_400(members, http, wrong):
+    prefill, _ = await pair(members, http)
+    got = await http.post("/v1/completions", json=body(baton=wrong, stream=True))
+    assert got.status_code == 400
+    assert got.json()["error"]["message"].startswith("baton")
+    assert prefill.seen.starts == []
+
+
+async def test_each_request_has_a_log_line(site, members, http):
+    await pair(members, http)
+    wrong = await http.post("/v1/completions", json=body(max_tokens=-1))
+    assert wrong.status_code == 400
+    answered = await http.post("/v1/completions", json=body(stream=True))
+    trace = answered.headers["traceresponse"].split("-")[1]
+
+    def lines():
+        found = site.process.text.splitlines()
+        return [line for line in found if "baton.requests" in line and f" trace_id={trace} " in line]
+
+    await until(lines, "its line is written, after its last byte")
+    (line,) = lines()
+    assert "outcome=length prompt_tokens=2 output_tokens=8" in line
+    assert "draft_steps=0" in line
+    assert "decode_ms=" in line
+    assert "tenant=None class=interactive status=200" in line
+    shown = re.search(r" ttft_ms=([0-9.]+) .* stages_ms=(\{.*\})", line)
+    stages = json.loads(shown[2].replace("'", '"'))
+    assert sum(stages.values()) == pytest.approx(float(shown[1]), abs=1.0)
+    assert "status=400 tenant=None path=/v1/completions" in site.process.text
+
+
+async def test_the_time_to_first_token_by_stage(members, http):
+    """The stages add up to the client's time to first token. A sampled trace is an exemplar."""
+    prefill, _ = await pair(members, http)
+    prefill.wire_s = 0.2
+    trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    before = await stage_seconds(http)
+    began = time.monotonic()
+    headers = {"traceparent": f"00-{trace}-{span}-01"}
+    async with http.stream(
+        "POST", "/v1/completions", json=body(40, stream=True), headers=headers
+    ) as response:
+        lines = response.aiter_lines()
+        await anext(lines)
+        seen = time.monotonic() - began
+        async for _ in lines:
+            pass
+    version, same, own, flags = response.headers["traceresponse"].split("-")
+    assert (version, same, flags) == ("00", trace, "01")
+    assert own not in ("0" * 16, span)
+    spent = {name: seconds - before.get(name, 0.0) for name, seconds in (await stage_seconds(http)).items()}
+    assert {name for name, seconds in spent.items() if seconds > 0} >= {
+        *("admit", "receive", "render", "wait", "place", "send", "prefill", "reply", "deliver")
+    }
+    assert 0.1 < spent["reply"] < sum(spent.values()) <= seen  # less the time of the fastest message
+    assert spent["other"] == 0
+    accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+    shown = (await http.get("/metrics", headers=accept)).text
+    exemplars = [line for line in shown.splitlines() if f'trace_id="{trace}"' in line]
+    assert any(line.startswith("baton_router_ttft_stage_seconds_bucket{") for line in exemplars)
+
+
+async def stage_seconds(http):
+    found = re.findall(
+        r'^baton_router_ttft_stage_seconds_sum\{stage="(\w+)"\} (\S+)$',
+        (await http.get("/metrics")).text,
+        re.MULTILINE,
+    )
+    return {name: float(value) for name, value in found}

@@ -27,7 +27,6 @@ def ports():
 
 @pytest.fixture(scope="module")
 def url(ports, start_router, tmp_path_factory):
-    """Start a router for both models; the second one has half the context."""
     models = {
         name: {"scheduler": {"address": f"127.0.0.1:{port}"}}
         for name, port in zip(NAMES, ports[1:], strict=True)
@@ -42,7 +41,6 @@ def url(ports, start_router, tmp_path_factory):
 
 @pytest.fixture
 async def workers(url, ports):
-    """Run each model's scheduler, with a mixed worker."""
     async with AsyncExitStack() as stack:
         found = {}
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=START_S))

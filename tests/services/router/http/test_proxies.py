@@ -49,22 +49,16 @@ def envoy(text, folder):
     return ["envoy", "-c", str(folder / "envoy.yaml"), "--concurrency", "1", "-l", "error"]
 
 
-PROXIES = {
-    "nginx": ("nginx", nginx),
-    "haproxy": ("haproxy", haproxy),
-    "envoy": ("yaml", envoy),
-}
+PROXIES = {"nginx": ("nginx", nginx), "haproxy": ("haproxy", haproxy), "envoy": ("yaml", envoy)}
 
 
 def page(language):
-    """Return the page's configuration in this language."""
     (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return str(found)
 
 
 @contextmanager
 def proxied(name, folder, router_port):
-    """Run a proxy in front of a router; yield its URL."""
     language, command = PROXIES[name]
     port = free_port()
     ours = {"8080": str(port), "8000": str(router_port), "60s": f"{PATIENCE_S}s"}

@@ -1,7 +1,5 @@
 """A router process accepts connections for a second one, which never runs here and has its own port."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
@@ -24,12 +22,10 @@ POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
 
 @dataclass
 class Process:
-    """The process that serves."""
-
     server: Server
     port: int
     other_port: int  # port of the process that does not run
-    clients: list[Client] = field(default_factory=list)
+    clients: list = field(default_factory=list)
 
     def client(self, port):
         self.clients.append(Client(port))

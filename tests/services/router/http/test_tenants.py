@@ -103,7 +103,6 @@ async def worker(routers):
 
 @pytest.fixture
 async def ask(routers):
-    """Return a function that sends a completion to a router, with a key."""
     async with httpx.AsyncClient(timeout=START_S) as http:
 
         async def asked(name, at=0, max_tokens=4, **more):
@@ -112,6 +111,15 @@ async def ask(routers):
             return await http.post(f"{routers.urls[at]}/v1/completions", json=body, headers=headers)
 
         yield asked
+
+
+async def becomes(status, ask, *asked, **more):
+    """Send requests until one gets this status."""
+
+    async def so():
+        return (await ask(*asked, **more)).status_code == status
+
+    await until(so)
 
 
 async def test_the_keys_of_a_file_and_of_redis_open(routers, worker, ask):
@@ -139,32 +147,21 @@ async def test_a_refusal_has_openais_form(routers, worker, stream):
 async def test_a_token_limit_covers_both_routers(worker, ask):
     """Unused tokens are given back, and a request that no worker got is not charged."""
     worker.eos_at = 3
-
-    async def charged(at, max_tokens):
-        async def admitted():
-            return bool((await ask("tokens", at, max_tokens=max_tokens)).status_code == 200)
-
-        await until(admitted)
-
     for at in (0, 1, 0):  # 82 tokens are charged each time, and 6 used
-        await charged(at, 80)
+        await becomes(200, ask, "tokens", at, max_tokens=80)
     assert len(worker.seen.starts) == 3
     refused = await ask("tokens", 1, max_tokens=97)
     assert refused.status_code == 429
     assert 1 <= int(refused.headers["retry-after"]) <= 20
     assert (await ask("tokens", 1, prompt=[[1] * 60, [2] * 60], max_tokens=1)).status_code == 429
-    await charged(1, 10)
+    await becomes(200, ask, "tokens", 1, max_tokens=10)
 
 
 async def test_a_concurrency_limit_covers_both_routers(worker, ask):
     worker.step_s = 0.05
     running = [asyncio.create_task(ask("slots", at, max_tokens=100)) for at in (0, 1)]
     running.append(asyncio.create_task(ask("slots-too", 0, max_tokens=100)))
-
-    async def under_way():
-        return len(worker.running) == 3
-
-    await until(under_way)
+    await until(lambda: len(worker.running) == 3)
     for at in range(2):
         refused = await ask("slots", at)
         assert refused.status_code == 429
@@ -174,31 +171,21 @@ async def test_a_concurrency_limit_covers_both_routers(worker, ask):
     assert "key 'slots-too' is limited to 1 requests at a time" in own.text
     running[1].cancel()  # its client leaves
     worker.step_s = 0.002
-
-    async def free():
-        return (await ask("slots", 0)).status_code == 200
-
-    await until(free)
+    await becomes(200, ask, "slots", 0)
     assert {(await one).status_code for one in (running[0], running[2])} == {200}
 
 
 async def test_keys_are_added_and_removed_without_a_restart(routers, worker, ask):
-    async def status(expected):
-        async def has():
-            return bool((await ask("new")).status_code == expected)
-
-        await until(has)
-
     assert (await ask("new")).status_code == 401
     await routers.file.edit(lambda book: book.with_key("new", key("new", "newcomers")))
-    await status(200)
+    await becomes(200, ask, "new")
     async with httpx.AsyncClient() as http:
         text = (await http.get(routers.metrics[0])).text
     assert 'baton_router_tenant_requests_total{tenant="newcomers"}' in text
     assert 'baton_router_tenant_tokens_total{kind="prompt",tenant="newcomers"} 2.0' in text
     assert 'baton_router_tenant_refusals_total{limit="concurrency",tenant="slots"}' in text
     await routers.file.edit(lambda book: book.without_key("new"))
-    await status(401)
+    await becomes(401, ask, "new")
 
 
 def test_no_secret_is_on_a_log_line(routers):

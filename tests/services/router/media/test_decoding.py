@@ -110,10 +110,7 @@ BAD = {
     ),
     "13,000 x 13,000": (lambda: data_url(png(13_000, 13_000)), "13000 x 13000 pixels"),
     "just above": (lambda: data_url(png(1001, 1000)), "1001 x 1000 pixels"),
-    "webp of 16,383 x 16,383": (
-        lambda: data_url(webp_header(16_383, 16_383), "webp"),
-        "too many pixels",
-    ),
+    "webp of 16,383 x 16,383": (lambda: data_url(webp_header(16_383, 16_383), "webp"), "too many pixels"),
     "10,000 x 1": (lambda: data_url(png(10_000, 1)), "10000 x 1 pixels; one side may be 200 times the other"),
     "1 x 201": (lambda: data_url(png(1, 201)), "1 x 201 pixels"),
     "0 x 5": (lambda: data_url(png(0, 5)), "no pixels|not a readable"),

@@ -1,5 +1,3 @@
-"""Test that images are found in the requests of each API, and that other parts are refused."""
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,5 +1,3 @@
-"""Turns of clients, and room that is taken and given back."""
-
 import asyncio
 import contextlib
 import random
@@ -7,7 +5,7 @@ import random
 import pytest
 
 from baton.services.router.errors import Overloaded
-from baton.services.router.media.turns import Store, Turns
+from baton.services.router.media.processes import Store, Turns
 
 
 async def test_clients_take_turns_and_one_leaves_a_slot_to_others():

@@ -1,5 +1,3 @@
-"""Records of finished requests for tests of the live page."""
-
 from baton.services.router.record import AttemptRecord, Record
 from baton.services.router.timeline import Stage
 from baton.services.router.timings import Event, Process

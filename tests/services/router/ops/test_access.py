@@ -1,29 +1,24 @@
-"""Test who may see the live page and act on it, and how often a key may be tried."""
-
 import pytest
 
 from baton.services.router.ops import access as module
 from baton.services.router.ops.access import COOKIE, FREE_TRIES, PageAccess, Tries
 from harness.scheduling import Clock
 
-
-@pytest.mark.parametrize("host", ["localhost", "localhost:8001", "127.0.0.1:8001", "[::1]:8001"])
-def test_without_a_key_this_machines_names_open_it(host):
-    assert PageAccess("").opens([(b"host", host.encode())])
+OURS = ("localhost", "localhost:8001", "127.0.0.1:8001", "[::1]:8001")
+OTHERS = ("evil.example", "evil.example:8001", "10.0.0.5:8001", "127.0.0.1.evil.example", "")
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8001", "10.0.0.5:8001", "127.0.0.1.evil.example", ""]
-)
-def test_without_a_key_other_names_do_not(host):
+@pytest.mark.parametrize("host", [*OURS, *OTHERS])
+def test_without_a_key_only_this_machines_names_open_it(host):
     """Another site could point its own name to this machine, and then read the page and drain workers."""
-    assert not PageAccess("").opens([(b"host", host.encode())])
+    assert PageAccess("").opens([(b"host", host.encode())]) == (host in OURS)
 
 
 def test_a_key_opens_it_from_anywhere():
     access = PageAccess("right")
     assert access.opens([(b"host", b"page.example"), (b"authorization", b"Bearer right")])
     assert access.opens([(b"cookie", f"a=b; {COOKIE}={access.cookie()}".encode())])
+    assert "right" not in access.cookie()
 
 
 @pytest.mark.parametrize(
@@ -39,10 +34,6 @@ def test_a_key_opens_it_from_anywhere():
 )
 def test_nothing_else_opens_it(header):
     assert not PageAccess("right").opens([header])
-
-
-def test_the_cookie_does_not_show_the_key():
-    assert "right" not in PageAccess("right").cookie()
 
 
 def test_actions_come_from_the_page_itself():

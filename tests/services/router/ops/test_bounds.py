@@ -1,7 +1,3 @@
-"""The live page's port and hostile clients: limits of size, time and tries of keys."""
-
-from __future__ import annotations
-
 import asyncio
 import contextlib
 
@@ -16,7 +12,7 @@ from harness.scheduling import Clock
 from harness.support import CALL_S
 
 
-async def heard(address: str, *pieces: bytes) -> bytes:
+async def heard(address, *pieces):
     """Send the pieces, go silent, and return everything received until the end."""
     host, port = split(address)
     reader, writer = await asyncio.open_connection(host, port)
@@ -33,7 +29,7 @@ async def heard(address: str, *pieces: bytes) -> bytes:
         writer.close()
 
 
-async def test_an_endless_upload_is_refused() -> None:
+async def test_an_endless_upload_is_refused():
     part = b'--b\r\nContent-Disposition: form-data; name="key"; filename="x"\r\n\r\n' + bytes(1 << 16)
     head = (
         b"POST /ops/login HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
@@ -47,7 +43,7 @@ async def test_an_endless_upload_is_refused() -> None:
     assert b"connection: close" in got
 
 
-async def test_a_slow_client_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_client_gets_408(monkeypatch):
     monkeypatch.setattr(server, "SLOW_CLIENT_S", 0.3)
     async with live_page(key="secret") as page:
         where = page.url.removeprefix("http://")
@@ -57,13 +53,13 @@ async def test_a_slow_client_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("by", ["form", "header"])
-async def test_keys_cannot_be_guessed(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_cannot_be_guessed(by, monkeypatch):
     """After a few wrong keys even the right one is ignored for a while."""
     clock = Clock()
     monkeypatch.setattr(access, "Tries", lambda: Tries(clock))
     async with live_page(key="secret") as page, httpx.AsyncClient(base_url=page.url) as client:
 
-        async def show(key: str) -> httpx.Response:
+        async def show(key):
             if by == "form":
                 return await client.post("/ops/login", data={"key": key})
             return await client.get("/ops/first", headers={"authorization": f"Bearer {key}"})
@@ -77,7 +73,7 @@ async def test_keys_cannot_be_guessed(by: str, monkeypatch: pytest.MonkeyPatch) 
         assert (await show("secret")).status_code in (303, 200)
 
 
-async def test_a_key_is_read_from_its_field_of_a_plain_form() -> None:
+async def test_a_key_is_read_from_its_field_of_a_plain_form():
     async with live_page(key="secret") as page, httpx.AsyncClient(base_url=page.url) as client:
         assert (await client.post("/ops/login", files={"key": b"secret"})).status_code == 415
         other = await client.post("/ops/login", data={"other": "secret"})

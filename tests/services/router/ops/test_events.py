@@ -1,7 +1,6 @@
-"""The live page's events: changes of the fleet, the scheduler and requests, in words."""
-
-from baton.services.overview.changes import BAD, INFO, WARNING
-from baton.services.router.ops.events import KEPT, Events
+from baton.services.overview.workers import BAD, INFO, WARNING
+from baton.services.router.ops.feed import KEPT_EVENTS as KEPT
+from baton.services.router.ops.feed import Events
 from tests.services.overview.test_changes import row
 from tests.services.router.ops.records import record
 

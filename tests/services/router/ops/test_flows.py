@@ -1,6 +1,4 @@
-"""KV moved between workers, summed over a window."""
-
-from baton.services.router.ops.flows import MOST_PAIRS, WINDOW_S, Flows
+from baton.services.router.ops.feed import MOST_PAIRS, WINDOW_S, Flows
 from harness.scheduling import Clock
 from tests.services.router.ops.records import record
 
@@ -10,6 +8,7 @@ def test_pairs_are_summed_and_the_busiest_comes_first():
     for _ in range(3):
         flows.add(record(workers=("p0", "d1"), moved=10 << 20))
     flows.add(record(workers=("p1", "d1"), moved=5 << 20))
+    flows.add(record(workers=(), outcome="refused"))
     assert flows.rows() == [["p0", "d1", 0.3, 3.0], ["p1", "d1", 0.1, 0.5]]
 
 
@@ -20,12 +19,6 @@ def test_a_window_is_forgotten():
     clock.now += WINDOW_S - 0.1
     assert flows.rows()
     clock.now += 0.2
-    assert flows.rows() == []
-
-
-def test_a_refused_request_moves_nothing():
-    flows = Flows()
-    flows.add(record(workers=(), outcome="refused"))
     assert flows.rows() == []
 
 

@@ -1,29 +1,19 @@
-"""Samples: quantiles and rates of the last ten seconds, in a bounded list."""
-
-from array import array
-
 import pytest
 
 from baton.autoscale.histogram import SECONDS, Histogram, quantile
 from baton.services.overview.workers import Sums
-from baton.services.router.load import RouterCounts, summed
-from baton.services.router.ops.series import COLUMNS, KEPT, Series
-from baton.services.router.state import RequestState
+from baton.services.router.load import RouterCounts
+from baton.services.router.ops.feed import KEPT_SAMPLES as KEPT
+from baton.services.router.ops.feed import SERIES_COLUMNS as COLUMNS
+from baton.services.router.ops.feed import Series
 from harness.scheduling import Clock
+from tests.services.router.test_load import finish
 
 
-def finish(counts, ttft_s, gap_s):
-    state = RequestState("r", "f", b"", 100, 1_000, 2_000, 1e9)
-    state.tokens = array("I", range(11))
-    counts.arrived(state)
-    state.arrived -= ttft_s
-    counts.first_token(state)
-    state.timings.last_token = state.first_token + 10 * gap_s
-    counts.over(state)
-
-
-def series(counts, now):
-    return Series(lambda: counts.message([1, 2]), lambda: 7, now)
+def series():
+    """Return a router's counts, a clock, and the series that follows them."""
+    counts, now = RouterCounts(), Clock()
+    return counts, now, Series(lambda: counts.message([1, 2]), lambda: 7, now)
 
 
 def named(sample):
@@ -31,8 +21,7 @@ def named(sample):
 
 
 def test_a_sample_covers_the_last_ten_seconds():
-    counts, now = RouterCounts(), Clock()
-    samples = series(counts, now)
+    counts, now, samples = series()
     samples.sample(Sums())
     now.now += 1
     for _ in range(10):
@@ -45,8 +34,7 @@ def test_a_sample_covers_the_last_ten_seconds():
 
 
 def test_old_requests_do_not_count():
-    counts, now = RouterCounts(), Clock()
-    samples = series(counts, now)
+    counts, now, samples = series()
     samples.sample(Sums())
     finish(counts, 5.0, 0.5)
     for _ in range(12):
@@ -57,8 +45,7 @@ def test_old_requests_do_not_count():
 
 
 def test_a_quarter_of_an_hour_is_kept():
-    counts, now = RouterCounts(), Clock()
-    samples = series(counts, now)
+    _, now, samples = series()
     for _ in range(KEPT + 5):
         now.now += 1
         samples.sample(Sums())
@@ -75,15 +62,3 @@ def test_quantiles_of_buckets():
         assert quantile(counted.counts, SECONDS, share) == pytest.approx(share, rel=0.15)
     counted.add(1_000.0)
     assert quantile(counted.counts, SECONDS, 1.0) == pytest.approx(2 * SECONDS[-1])
-
-
-def test_loads_of_several_models_are_one() -> None:
-    counts = [RouterCounts() for _ in range(2)]
-    for one, tokens in zip(counts, (3, 900), strict=True):
-        state = RequestState("r", "r", b"", tokens, 8, 2048, 0.0)
-        one.arrived(state)
-        one.first_token(state)
-    loads = [one.message([1]) for one in counts]
-    whole = summed(loads)
-    assert (whole.prompt_tokens, whole.waiting, sum(whole.prompts), sum(whole.first_token)) == (903, 2, 2, 2)
-    assert summed(loads[:1]) == loads[0]

@@ -1,5 +1,3 @@
-"""Measure how long a task blocks the event loop."""
-
 import asyncio
 import time
 

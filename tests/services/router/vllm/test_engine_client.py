@@ -1,5 +1,3 @@
-"""The requests and calls that the engine client refuses, and what it changes in a request."""
-
 from dataclasses import asdict
 from types import SimpleNamespace
 

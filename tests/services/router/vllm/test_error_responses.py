@@ -1,5 +1,3 @@
-"""Errors that quote a request are bounded in length and cost."""
-
 import time
 
 import pytest

@@ -1,5 +1,3 @@
-"""vLLM's front-end arguments are parsed as vLLM parses them, or refused with advice."""
-
 import dataclasses
 import re
 import warnings
@@ -63,36 +61,25 @@ def test_both_spellings_and_every_kind_of_value():
             "sse_keepalive_interval: vLLM 0.32.0's front end has no such argument; did you mean "
             "sse_keep_alive_interval?",
         ),
-        (
-            {"max_log_len": "abc"},
-            "max_log_len (value 'abc'): Value abc cannot be converted to <class 'int'>.",
-        ),
+        ({"max_log_len": "abc"},
+         "max_log_len (value 'abc'): Value abc cannot be converted to <class 'int'>."),
         ({"log_error_stack": "yes"}, "log_error_stack (value 'yes'): true or false is needed"),
         ({"middleware": "a.b"}, "middleware (value 'a.b'): a list is needed"),
         ({"middleware": ["nowhere.b"]}, "middleware: cannot load 'nowhere.b': No module named 'nowhere'"),
         ({"middleware": ["os.name"]}, "middleware: 'os.name' is neither a class nor a coroutine function"),
-        (
-            {"default_chat_template_kwargs": [1]},
-            "default_chat_template_kwargs (value [1]): a mapping is needed",
-        ),
+        ({"default_chat_template_kwargs": [1]},
+         "default_chat_template_kwargs (value [1]): a mapping is needed"),
         (
             {"fingerprint_mode": "ful"},
             "fingerprint_mode (value 'ful'): invalid choice: 'ful' "
             "(choose from 'custom', 'full', 'hash', 'none')",
         ),
         ({"host": "x"}, "host is not for you to set: use router.host"),
-        (
-            {"ssl-keyfile": "x"},
-            "ssl-keyfile is not for you to set: end TLS at a proxy in front of the router",
-        ),
-        (
-            {"reasoning_parser": "hf"},
-            "reasoning_parser is not for you to set: use engine.reasoning_parser",
-        ),
-        (
-            {"max_model_len": 5},
-            "max_model_len is an argument of vLLM's engine: use engine.extra.max_model_len",
-        ),
+        ({"ssl-keyfile": "x"},
+         "ssl-keyfile is not for you to set: end TLS at a proxy in front of the router"),
+        ({"reasoning_parser": "hf"}, "reasoning_parser is not for you to set: use engine.reasoning_parser"),
+        ({"max_model_len": 5},
+         "max_model_len is an argument of vLLM's engine: use engine.extra.max_model_len"),
         (
             {"otlp-traces-endpoint": "http://x:4317"},
             "otlp_traces_endpoint is an argument of vLLM's engine: use tracing.endpoint: the router "
@@ -102,7 +89,7 @@ def test_both_spellings_and_every_kind_of_value():
         ({"tool_parser_plugin": "/no.py"}, "tool_parser_plugin: the file '/no.py' does not exist"),
         ({"enable_log_outputs": True}, "enable_log_outputs needs engine.extra.enable_log_requests"),
     ],
-)
+)  # fmt: skip
 def test_values_that_vllm_would_refuse(frontend, line):
     assert refusal(frontend=frontend) == f"router.frontend.{line}"
 

@@ -1,5 +1,3 @@
-"""Large answers equal vLLM's, and do not block other streams."""
-
 import asyncio
 import json
 import time
@@ -52,7 +50,6 @@ def positions(count):
 
 
 def chat(count, *, whole, prompt=0):
-    """Return an answer of two choices, as vLLM's handler makes it."""
     large_answers._whole.set(whole)
     choices = []
     for index, length in enumerate((count, 3)):
@@ -115,13 +112,15 @@ async def test_a_short_answer_takes_vllms_path():
 
 
 async def test_a_long_answer_does_not_block_the_loop():
-    tries = [await sent(chat(2000, whole=True, prompt=2000)) for _ in range(3)]
-    body, longest = min(tries, key=lambda one: one[1])
     began = time.thread_time()
-    as_vllm_sends(chat(2000, whole=False, prompt=2000))
+    as_vllm_sends(chat(1000, whole=False, prompt=1000))
     at_once = time.thread_time() - began
-    assert len(body) > 5_000_000
-    assert longest < at_once / 5  # a fiftieth on an idle machine
+    for _ in range(3):
+        body, longest = await sent(chat(1000, whole=True, prompt=1000))
+        assert len(body) > 2_500_000
+        if longest < at_once / 5:  # a fiftieth on an idle machine
+            return
+    raise AssertionError(f"the loop stood still for {longest:.3f} s; all at once takes {at_once:.3f} s")
 
 
 async def test_a_nan_is_an_error_as_in_vllm():

@@ -1,5 +1,3 @@
-"""The limit on a request's log-probabilities, and the slices in which a prompt's are processed."""
-
 import asyncio
 import time
 

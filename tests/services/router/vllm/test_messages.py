@@ -1,5 +1,3 @@
-"""Chat answers in Anthropic's form: tool calls with incomplete arguments."""
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,12 +1,8 @@
-"""vLLM's families from the workers' heartbeats: their series and values."""
-
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.protos import scheduler_pb2 as pb
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
-
-Series = dict[tuple[str, str, tuple[str, ...]], float]  # name, engine, further labels' values
 
 
 def worker(worker_id, method="", **load):

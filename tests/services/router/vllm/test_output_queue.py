@@ -1,9 +1,8 @@
-"""The queue of outputs to the front end."""
-
 import asyncio
 import time
 
 import numpy as np
+import pytest
 from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, FinishReason
 from vllm.v1.outputs import LogprobsLists
 
@@ -31,13 +30,15 @@ async def test_waiting_tokens_are_merged():
     assert second.new_token_ids == [9]
 
 
-async def test_logprobs_are_not_merged():
-    queue = output_queue.OutputQueue(lambda: 0.0)
+@pytest.mark.parametrize("flush_s", [0.0, 60.0])
+async def test_logprobs_are_not_merged(flush_s):
+    queue = output_queue.OutputQueue(lambda: 0.0, flush_s)
     zeros = np.zeros((1, 1))
     for token in (1, 2):
         queue.put(output("a", token, new_logprobs=LogprobsLists(zeros, zeros, zeros)))
-    queue.put(output("a", 3))
-    assert [one.new_token_ids for one in (await queue.take()).outputs] == [[1], [2], [3]]
+    queue.put(output("a", 3, finish_reason=FinishReason.STOP if flush_s else None))
+    async with asyncio.timeout(5 * PATIENCE):
+        assert [one.new_token_ids for one in (await queue.take()).outputs] == [[1], [2], [3]]
 
 
 async def test_take_waits_and_returns_all():
@@ -88,16 +89,6 @@ async def test_all_but_the_first_and_last_tokens_wait_for_the_flush():
     queue.drop("b")
     queue.put(output("c", 1), at_once=True)
     assert [one.request_id for one in (await queue.take()).outputs] == ["c"]
-
-
-async def test_unmerged_outputs_keep_their_order_with_a_flush():
-    queue = output_queue.OutputQueue(lambda: 0.0, 60.0)
-    zeros = np.zeros((1, 1))
-    for token in (1, 2):
-        queue.put(output("a", token, new_logprobs=LogprobsLists(zeros, zeros, zeros)))
-    queue.put(output("a", 3, finish_reason=FinishReason.STOP))
-    async with asyncio.timeout(5 * PATIENCE):
-        assert [one.new_token_ids for one in (await queue.take()).outputs] == [[1], [2], [3]]
 
 
 def test_events_of_another_host_are_rebased():

@@ -4,7 +4,6 @@ import functools
 import random
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -37,7 +36,6 @@ WORDS = (
 
 @functools.cache
 def made(pattern=None, *, frame=False, added="", **kinds):
-    """Return the demo model's tokenizer, perhaps with another pattern, frame or added token."""
     backend = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     if pattern == pieces.GPT2:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -86,13 +84,13 @@ def test_the_ids_are_the_tokenizers_own(pattern, frame):
     tokenizer = made(pattern, frame=frame)
     rng = random.Random(f"{pattern}{frame}")
     in_pieces = 0
-    for _ in range(60):
+    for _ in range(30):
         text = text_of(rng)
         for options in (WHOLE, {**WHOLE, "add_special_tokens": False}):
             found = pieces.ids_in_pieces(tokenizer, text, **options)
             in_pieces += found is not None
             assert found is None or found == tokenizer(text, **options)["input_ids"], repr(text)
-    assert in_pieces > 110
+    assert in_pieces > 55
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -133,7 +131,6 @@ def test_split_special_tokens_stay_split():
 def test_a_run_ends_within_a_piece_or_begins_a_large_one():
     """A run that is one word is cut. A run of newlines is not: the pattern may take all of it."""
     cutter = pieces.cutter_of(made())
-    assert cutter is not None
     for unit, most in (
         (" ", 500),
         ("a", 500),
@@ -178,27 +175,26 @@ def test_tokenizers_with_other_parts_get_the_text_whole(change):
     assert pieces.cutter_of(tokenizer) is None
 
 
-def memory(name: str) -> int:
-    """Return a figure of /proc/self/status in bytes."""
+def memory(name):
     return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) << 10
 
 
-def measure() -> None:
+def measure():
     """Print the tokens of long texts and the bytes that each character took. Runs in a forked process."""
     from vllm.renderers.base import BaseRenderer
 
     tokenizing.bound_tokenizing()
     tokenizer = get_tokenizer(str(MODEL))
-    renderer: Any = SimpleNamespace(
+    renderer = SimpleNamespace(
         get_tokenizer=lambda: tokenizer,
         model_config=SimpleNamespace(max_model_len=1 << 20),
         _wants_offsets=lambda *_: False,
         _build_tokens_prompt=BaseRenderer._build_tokens_prompt,
     )
 
-    def run(text: str) -> Any:
+    def run(text):
         params = TokenizeParams(max_total_tokens=1 << 20)
-        prompt: Any = {"prompt": text}
+        prompt = {"prompt": text}
         return BaseRenderer._tokenize_prompt(renderer, prompt, params)["prompt_token_ids"]
 
     run("Hello world. " * 10_000)
@@ -210,7 +206,7 @@ def measure() -> None:
         del ids
 
 
-def test_a_long_text_that_fits_takes_little_memory(tmp_path: Path) -> None:
+def test_a_long_text_that_fits_takes_little_memory(tmp_path):
     """Whole texts take 90 to 180 bytes per character. Measured in a separate process."""
     process = zygote.shared().start("measure", f"{__name__}:measure", tmp_path)
     assert process.wait(420) == 0, process.text

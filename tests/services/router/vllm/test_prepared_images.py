@@ -1,12 +1,6 @@
-"""Test that a router names images and takes them out of vLLM's requests."""
-
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from vllm.multimodal.inputs import PlaceholderRange
@@ -23,7 +17,7 @@ from harness.pictures import noise
 from tests.services.engine.test_images import feature
 
 
-def name_in(folder: Path, **extra: Any) -> str:
+def name_in(folder, **extra):
     """Return what stands for the model in the names of its images."""
     from vllm.multimodal import MULTIMODAL_REGISTRY
 
@@ -31,7 +25,7 @@ def name_in(folder: Path, **extra: Any) -> str:
     return str(MULTIMODAL_REGISTRY.create_processor(config.model_config).info.model_id)
 
 
-def test_routers_name_images_alike_wherever_the_model_is(tmp_path: Path) -> None:
+def test_routers_name_images_alike_wherever_the_model_is(tmp_path):
     model = VISIONS["llava"]
     here, there, other = (tmp_path / name for name in ("here", "there", "other"))
     for folder in (here, there, other):
@@ -42,7 +36,7 @@ def test_routers_name_images_alike_wherever_the_model_is(tmp_path: Path) -> None
     assert name_in(here, mm_processor_kwargs={"do_resize": False}) != name_in(here)
 
 
-def test_images_are_named_by_their_files_even_without_caches() -> None:
+def test_images_are_named_by_their_files_even_without_caches():
     model = VISIONS["llava"]
     engine = EngineSettings(
         model=str(model.target(model.checkpoint())),
@@ -52,7 +46,7 @@ def test_images_are_named_by_their_files_even_without_caches() -> None:
     assert build_config(Settings(engine=engine)).cache_config.enable_prefix_caching
 
 
-def test_images_beyond_the_limit_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_beyond_the_limit_are_not_prepared(monkeypatch):
     from vllm.multimodal import MULTIMODAL_REGISTRY
     from vllm.multimodal.cache.base import MultiModalProcessorOnlyCache
     from vllm.multimodal.processing.context import TimingContext
@@ -62,16 +56,16 @@ def test_images_beyond_the_limit_are_not_prepared(monkeypatch: pytest.MonkeyPatc
     folder = str(model.target(model.checkpoint()))
     config = build_config(Settings(engine=EngineSettings(model=folder))).model_config
     processor = MULTIMODAL_REGISTRY.create_processor(config)
-    prepared: list[int] = []
+    prepared = []
     main = type(processor)._apply_hf_processor_main
 
-    def counted(self: Any, mm_items: Any, hf_kwargs: Any) -> Any:
+    def counted(self, mm_items, hf_kwargs):
         prepared.append(mm_items.get_count("image", strict=False))
         return main(self, mm_items, hf_kwargs)
 
     monkeypatch.setattr(type(processor), "_apply_hf_processor_main", counted)
 
-    def prepare(*seeds: int, cache: Any) -> Any:
+    def prepare(*seeds, cache):
         items = processor.info.parse_mm_data({"image": [noise(seed, (160, 40 * seed)) for seed in seeds]})
         inputs = ProcessorInputs([model_token] * len(seeds), items, cache=cache)
         return processor.apply(inputs, TimingContext(enabled=False))["mm_kwargs"]["image"]
@@ -93,7 +87,7 @@ def test_images_beyond_the_limit_are_not_prepared(monkeypatch: pytest.MonkeyPatc
 PROMPT = range(100, 130)
 
 
-async def test_requests_share_an_image() -> None:
+async def test_requests_share_an_image():
     images = PreparedImages()
     features = [feature(2, 4, "a"), feature(8, 3, "b"), feature(20, 4, "a")]
     metadata, first = await images.split(features, PROMPT)
@@ -109,7 +103,7 @@ async def test_requests_share_an_image() -> None:
     assert alone.mm_features == [replace(metadata[1], mm_position=PlaceholderRange(0, 3))]
 
 
-async def test_what_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_sent_is_refused(monkeypatch):
     images = PreparedImages()
     for one in (replace(feature(2, 4), data=None), replace(feature(2, 4), modality="video")):
         with pytest.raises(Unsupported, match="only text and images"):

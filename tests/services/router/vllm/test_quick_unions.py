@@ -1,7 +1,5 @@
 """Faster unions give the same results, and a list of wrong items costs only one."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from typing import Annotated, Literal, NotRequired, Required

@@ -1,5 +1,3 @@
-"""Requests that are refused before vLLM renders them."""
-
 from types import SimpleNamespace
 
 import pytest
@@ -8,12 +6,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletion
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
 from baton.services.router.vllm.engine_client import RefusedByRouter
-from baton.services.router.vllm.request_limits import (
-    MAX_CHARACTERS,
-    MAX_TOOLS,
-    field_problem,
-    limit_requests,
-)
+from baton.services.router.vllm.request_limits import MAX_CHARACTERS, MAX_TOOLS, field_problem, limit_requests
 
 USER = {"role": "user", "content": "x"}
 

@@ -1,5 +1,3 @@
-"""The limits of stored responses (number, bytes, age), and which are dropped first."""
-
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +10,6 @@ from harness.scheduling import Clock
 
 
 class Answer:
-    """A stored response, like vLLM's."""
-
     def __init__(self, response_id, size):
         self.id, self.status, self._size = response_id, "completed", size
 
@@ -31,8 +27,7 @@ class Handler:
         self.response_store = {}
         self.msg_store = {}
 
-    async def create_responses(self, request, raw_request):
-        del raw_request
+    async def create_responses(self, request, _raw_request):
         if request.store:
             self.msg_store[request.request_id] = []
             answer = Answer(request.request_id, request.size)

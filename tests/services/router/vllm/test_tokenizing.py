@@ -16,8 +16,6 @@ LENGTH = 2_000
 
 
 class Counting:
-    """A tokenizer that records the lengths of its texts."""
-
     def __init__(self):
         self.real = get_tokenizer(str(MODEL))
         self.truncation_side = "right"
@@ -31,6 +29,11 @@ class Counting:
 @pytest.fixture(scope="module")
 def tokenizer():
     return Counting()
+
+
+@pytest.fixture(scope="module")
+def whole(tokenizer):
+    return tokenizer.real(TEXT)["input_ids"]
 
 
 def tokenized(tokenizer, text, **params):
@@ -77,8 +80,7 @@ def test_texts_with_offsets_have_a_limit(tokenizer):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("kept", [5, 1_500])
-def test_a_truncated_text_has_the_same_tokens(tokenizer, side, kept):
-    whole = tokenizer.real(TEXT)["input_ids"]
+def test_a_truncated_text_has_the_same_tokens(tokenizer, whole, side, kept):
     got = tokenized(tokenizer, TEXT, truncate_prompt_tokens=kept, truncation_side=side)
     assert got == (whole[-kept:] if side == "left" else whole[:kept])
     assert max(tokenizer.seen) <= 2 * tokenizing.PIECE
