@@ -61,6 +61,7 @@ bench-spec: $(READY) ## Measure the speculative methods on the demo model, and w
 
 table: $(READY) ## Measure every speculative method; writes docs/speculative-decoding.md (ARGS="EAGLE" for some)
 	@$(BIN)/python -m bench speculation-table $(ARGS)
+	@$(BIN)/python -m bench report
 
 proto: $(READY) ## Generate the protocol's Python from protos/*.proto
 	@deploy/setup/proto
@@ -83,5 +84,5 @@ dashboards: $(READY) ## Write Grafana's boards from deploy/boards/boards.yaml
 	@$(BIN)/python -m deploy.boards
 
 clean: ## Remove what set-up and tests made
-	rm -rf .venv .null-gpu .kit .venv-tools .venv-peers .venv-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
+	rm -rf .venv .null-gpu .kit .venv-peers .venv-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

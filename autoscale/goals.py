@@ -29,7 +29,7 @@ class Goals:
     decode: Bounds
     interval_s: float  # between two decisions
     down_after_s: float  # remove a worker once fewer have sufficed for this long
-    # change a role once its side could spare it for this long, and not again within the same time
+    # change a worker's role once its side could spare it for this long, and not again within that time
     flip_after_s: float
     encode: Bounds = Bounds(0, 0)  # most 0: encode workers are not scaled
 

@@ -44,7 +44,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Prompts or images to compute, in seconds of one worker."""
+    """Prompts or images to compute, measured in worker-seconds."""
 
     sizes: Sequence[tuple[float, float]]  # seconds that one takes, share of all
     load: float  # seconds arriving per second, including the backlog

@@ -4,15 +4,13 @@
     python -m bench faults --healthy 60 --only kill-decode --only kill-redis     the others keep their figures
     python -m bench faults --page                 write docs/runbooks/README.md from the last figures
 
-Needs Debian's prometheus and chromium. Writes bench/results/fault-catalogue.json, docs/runbooks/README.md and
-docs/figures/faults/, screenshots of the live page at each alert.
+Needs Debian's prometheus. Writes bench/results/fault-catalogue.json and docs/runbooks/README.md.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import json
 import random
 import tempfile
@@ -24,8 +22,6 @@ from bench.options import options
 from bench.report import markdown
 from deploy.boards.alerts import ALERTS, EVERY_S
 from harness import stats
-from harness.browser import browser_page
-from harness.browser import why_not as no_browser
 from harness.chaos.alerting import CALM_S, GOAL_S, NAMED, UNHEARD, Heard, Quiet, calm, hear, quiet
 from harness.chaos.faults import FAULTS
 from harness.chaos.load import Load
@@ -38,8 +34,6 @@ from harness.support import ROOT
 
 RESULT = "fault-catalogue"
 PAGE = ROOT / "docs" / "runbooks" / "README.md"
-SHOTS = ROOT / "docs" / "figures" / "faults"
-SHOT_MS = 10_000.0
 CLIENTS = 6
 SETTLED_S = 20.0  # the first fault waits for this long: rates need a few scrapes
 WHOLE_S = 120.0
@@ -99,9 +93,8 @@ def main(arguments: list[str]) -> None:
         page=(False, "only write the page"),
     )
     if not given.page:
-        if why := why_not() or no_browser():
+        if why := why_not():
             raise SystemExit(f"{why}: run deploy/setup/venv as root")
-        SHOTS.mkdir(exist_ok=True)
         heard, calmly = asyncio.run(_run(given.only or list(NAMED), given.healthy, given.seed))
     PAGE.write_text(page())
     print(f"wrote {PAGE.relative_to(ROOT)}")
@@ -129,22 +122,13 @@ async def _run(names: list[str], healthy_s: float, seed: int) -> tuple[list[Hear
                     print(f"  {one.seconds:.0f} healthy seconds: {one.alerts or 'no alert'}", flush=True)
                     for name in mine:
                         draw = random.Random(f"{seed} {name} {number}")
-                        shot = functools.partial(_shoot, site, name)
-                        found = await hear(name, site, load, server, draw, shot)
+                        found = await hear(name, site, load, server, draw)
                         heard.append(found)
                         _save(heard, total)
                         print(f"  {_said(found)}", flush=True)
                         await site.whole(WHOLE_S)
                         await calm(server, CALM_S)
     return heard, total
-
-
-async def _shoot(site: Site, fault: str) -> None:
-    """Save a screenshot of the live page."""
-    async with browser_page(viewport={"width": 1000, "height": 620}) as (page, _):
-        await page.goto(site.live_page)
-        await page.wait_for_selector("[data-worker]", timeout=SHOT_MS)
-        await page.screenshot(path=str(SHOTS / f"{fault}.jpg"), type="jpeg", quality=60)
 
 
 def _save(heard: list[Heard], calmly: Quiet, folder: Path = stats.RESULTS) -> None:
@@ -182,18 +166,11 @@ def page(result: Path = stats.RESULTS / f"{RESULT}.json") -> str:
 
 def _catalogue(measured: dict[str, Any]) -> str:
     found = {one["fault"]: one for one in measured["faults"]}
-    rows = [["fault (live page)", "what happens", "alert", "fires, s"]]
+    rows = [["fault", "what happens", "alert", "fires, s"]]
     for name, alert in NAMED.items():
         one = found.get(name, {})
-        seen = (SHOTS / f"{name}.jpg").is_file()
-        rows.append(
-            [
-                f"[{name}](../figures/faults/{name}.jpg)" if seen else name,
-                FAULTS[name].about.rstrip("."),
-                alert,
-                f"{value:.1f}" if (value := one.get("fired_s")) else "-",
-            ]
-        )
+        fired_s = f"{value:.1f}" if (value := one.get("fired_s")) else "-"
+        rows.append([name, FAULTS[name].about.rstrip("."), alert, fired_s])
     machine, healthy = measured["machine"], measured["healthy"]
     fired = ", ".join(healthy["alerts"]) or "none"
     return (

@@ -9,7 +9,7 @@ order, and ratios are taken pair by pair. Gangs of one, which differ least, have
     idle    a plain engine, and a gang of two in which only one engine has requests
 
 A wake-up is the time from an engine's ring, because it has work, until the other engine begins its first
-forward.
+forward pass.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def alternated(rounds: int, arms: dict[str, Arm]) -> Any:
 
 
 def woken(gang: Gang, wakes: int) -> dict[str, float]:
-    """Ring from a gang that stands still, again and again. Return the times in milliseconds."""
+    """Wake an idle gang `wakes` times. Return percentiles of the wake-up times, in milliseconds."""
     for rank in gang.heads:
         gang.call(rank, "watch")
     prompt = MODEL.prompts(1)
@@ -90,7 +90,7 @@ def woken(gang: Gang, wakes: int) -> dict[str, float]:
 
 
 def dummies(gang: Gang) -> dict[str, int]:
-    """Let one engine of two answer. Return the forwards of both."""
+    """Let one engine of two answer. Return the numbers of forward passes of both."""
     before = gang.still()
     measured([gang], [[True, False]])
     after = gang.still()

@@ -42,7 +42,7 @@ FLEETS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 }
 PROMPT, ANSWER = 256, 64  # tokens of a request
 CLIENTS = 4  # processes
-EACH = 16  # least clients of a process
+EACH = 16  # minimum number of clients per process
 READY_S = 60.0  # time for the processes to import this module
 SOON_S = 0.2  # time for them to receive their job
 SLACK_S = 10.0  # time for them to send their figures

@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
@@ -36,7 +36,6 @@ from baton.handoff.reports import ShardLoad, ShardSave
 from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.service import HandoffService
 from baton.handoff.save.staging import Staging
-from baton.handoff.transports.base import Transport
 from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES
 from baton.protos.handoff_pb2 import Manifest, Shard
 from bench.options import options
@@ -69,53 +68,12 @@ def cache_of(tensors: dict[str, torch.Tensor], wire: str) -> HostBlockCache:
     return made
 
 
-def loader_of(cache: HostBlockCache, pulling: list[Transport], client: HandoffClient) -> Loader:
-    puller = Puller("bench", 0, HASH, GROUPS, cache.layers, cache.form)
-    return Loader(cache, puller, pulling, client, pull_timeout_s=60, chunk_bytes=CHUNK)
-
-
-def submit(
-    loader: Loader,
-    name: str,
-    saved: ShardSave,
-    ids: tuple[int, ...],
-    tokens: int,
-    wire: str,
-    *,
-    complete: bool,
-) -> Manifest:
-    """Start pulling a save into these blocks and return its manifest."""
-    manifest = Manifest(
-        request_id=name,
-        epoch=1,
-        compatibility_hash=HASH,
-        num_tokens=tokens,
-        num_blocks=len(ids),
-        groups=described(GROUPS, tokens),
-        shards=[Shard.FromString(saved.shard)],
-        wire_dtype=wire,
-    )
-    seal(manifest)
-    parts = (Part(0, 0, ids),)
-    loader.reserve(LoadJob(name, 1, tokens, parts, manifest=manifest, complete=complete))
-    return manifest
-
-
-def finished(loader: Loader) -> ShardLoad:
-    """Wait for a load to finish. Raises SystemExit if it failed."""
-    while not (done := loader.take_finished()):
-        time.sleep(0.0001)
-    if done[0].problem is not None:
-        raise SystemExit(f"load failed: {done[0].problem}")
-    return done[0]
-
-
 @contextmanager
-def source(serve: Callable[..., None], *given: object) -> Iterator[Connection]:
-    """Run `serve(connection, *given)` in another process until it receives None."""
+def source(blocks: int, wire: str) -> Iterator[Connection]:
+    """Run `serve_saves` in another process during the block."""
     context = multiprocessing.get_context("spawn")
     connection, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, *given), daemon=True)
+    process = context.Process(target=serve_saves, args=(theirs, blocks, wire), daemon=True)
     process.start()
     try:
         yield connection
@@ -125,7 +83,7 @@ def source(serve: Callable[..., None], *given: object) -> Iterator[Connection]:
 
 
 def serve_saves(connection: Connection, blocks: int, wire: str) -> None:
-    """Play the prefill worker: save on request."""
+    """Play the prefill worker: save on request, until None is received."""
     cache = cache_of(tensors_of(blocks, 1), wire)
     offering = transports.create(transports.possible())
     pin, withdraw = partial(transports.register, offering), partial(transports.withdraw, offering)
@@ -154,11 +112,12 @@ class Bench:
         connection.recv()
         self._blocks = num_blocks(tokens, BLOCK)
         tensors = tensors_of(8 * self._blocks + 1, 2)
-        self._cache, self._plain = (
-            cache_of(tensors, wire),
-            cache_of(tensors, AS_IS),
-        )  # plain: to compare bytes
-        self._loader = loader_of(self._cache, self._pulling, self._client)
+        self._cache = cache_of(tensors, wire)
+        self._plain = cache_of(tensors, AS_IS)  # to compare bytes
+        puller = Puller("bench", 0, HASH, GROUPS, self._cache.layers, self._cache.form)
+        self._loader = Loader(
+            self._cache, puller, self._pulling, self._client, pull_timeout_s=60, chunk_bytes=CHUNK
+        )
         self._random = np.random.default_rng(0)
         self._count = 0
         self.results: list[tuple[ShardSave, ShardLoad, float]] = []
@@ -174,8 +133,7 @@ class Bench:
         if saved.problem is not None:
             raise SystemExit(f"save failed: {saved.problem}")
         start = time.monotonic()
-        submit(self._loader, name, saved, ours, self._tokens, self._wire, complete=True)
-        done = finished(self._loader)
+        done = self._pulled(name, saved, ours)
         wall_ms = (time.monotonic() - start) * 1e3
         self._cache.scatter(0, expected, mirror)
         found, right = (np.empty((len(ours), self._plain.record_bytes), np.uint8) for _ in range(2))
@@ -184,6 +142,27 @@ class Bench:
         if not np.array_equal(found, right):
             raise SystemExit("the pulled bytes differ from the saved bytes: no figures")
         return saved, done, wall_ms
+
+    def _pulled(self, name: str, saved: ShardSave, ids: tuple[int, ...]) -> ShardLoad:
+        """Pull a save into these blocks. Raises SystemExit if that fails."""
+        manifest = Manifest(
+            request_id=name,
+            epoch=1,
+            compatibility_hash=HASH,
+            num_tokens=self._tokens,
+            num_blocks=len(ids),
+            groups=described(GROUPS, self._tokens),
+            shards=[Shard.FromString(saved.shard)],
+            wire_dtype=self._wire,
+        )
+        seal(manifest)
+        parts = (Part(0, 0, ids),)
+        self._loader.reserve(LoadJob(name, 1, self._tokens, parts, manifest=manifest, complete=True))
+        while not (done := self._loader.take_finished()):
+            time.sleep(0.0001)
+        if done[0].problem is not None:
+            raise SystemExit(f"load failed: {done[0].problem}")
+        return done[0]
 
     def _ids(self, times: int) -> tuple[int, ...]:
         blocks = self._random.permutation(np.arange(1, 8 * self._blocks + 1))
@@ -241,7 +220,7 @@ def compare(
         for name in names:
             transport, environment = ARMS[name]
             with changed(environment):
-                connection = stack.enter_context(source(serve_saves, 8 * num_blocks(tokens, BLOCK) + 1, wire))
+                connection = stack.enter_context(source(8 * num_blocks(tokens, BLOCK) + 1, wire))
                 arms[name] = stack.enter_context(closing(Bench(connection, tokens, wire, transport)))
         for one in arms.values():
             for _ in range(5):  # the first ones connect and map

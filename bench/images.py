@@ -2,38 +2,27 @@
 
 Each family's tiny model gets 20 conversations, one after another, and its greedy answers are compared with
 those of stock vLLM. An image is new, comes again, comes again with other text, or is in an earlier turn.
-Writes bench/results/images.json and, from it, the table in docs/images.md.
+Families that are not named keep their results.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import openai
 
 from bench.options import options
+from bench.tables import IMAGE_FAMILIES
+from harness import stats
 from harness.architectures.registry import VISIONS, Architecture
 from harness.deployment import MODEL_NAME, Deployment, deployment, stock_vllm
 from harness.greedy import GREEDY, token_ids
 from harness.pictures import data_url, noise, saved
 from harness.scrape import samples
-from harness.support import CALL_S, ROOT
+from harness.support import CALL_S
 
-RESULTS = ROOT / "bench" / "results" / "images.json"
-PAGE = ROOT / "docs" / "images.md"
-BEGIN, END = "<!-- table: written by `python -m bench images` -->", "<!-- end of table -->"
-FAMILIES = {
-    "qwen2.5-vl": "Qwen2.5-VL: positions depend on images (M-RoPE)",
-    "qwen3-vl": "Qwen3-VL: DeepStack",
-    "qwen3.5-vision": "Qwen3.5: states (`--no-enable-prefix-caching`, as [without images](handoff-wire.md))",
-    "gemma3-vision": "Gemma 3: sliding windows",
-    "llava": "LLaVA",
-    "smolvlm": "SmolVLM: images are cut into tiles",
-}
 ARRANGEMENTS: dict[str, dict[str, int]] = {
     "mixed": {"mixed": 1, "prefill": 0, "decode": 0},
     "1P1D": {},
@@ -125,7 +114,7 @@ def measured(
         one.up(workers.get("prefill", 1), workers.get("decode", 1), workers.get("mixed", 0), *encode)
         found = answers(one.url)
         cell = {"equal": sum(map(list.__eq__, found, expected)), "of": len(expected)}
-        return cell | {"computed": _computed(one), "date": time.strftime("%Y-%m-%d")}
+        return cell | {"computed": _computed(one)}
 
 
 def _computed(one: Deployment) -> dict[str, int]:
@@ -133,33 +122,16 @@ def _computed(one: Deployment) -> dict[str, int]:
     return {each.labels["where"]: int(each.value) for each in samples(one.url) if each.name == WHERE}
 
 
-def load() -> dict[str, Any]:
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"families": {}}
-    return results
-
-
-def render(results: dict[str, Any]) -> str:
-    lines = [BEGIN, f"| family | {' | '.join(ARRANGEMENTS)} |", "| --- " * (1 + len(ARRANGEMENTS)) + "|"]
-    for name, shown in FAMILIES.items():
-        cells = [results["families"][name][one] for one in ARRANGEMENTS]
-        lines.append(" | ".join([f"| {shown}", *(f"{one['equal']}/{one['of']}" for one in cells)]) + " |")
-    return "\n".join([*lines, END])
-
-
 def main(arguments: list[str]) -> None:
-    given = options(__doc__, arguments, "families to measure", page=(False, "write the page alone"))
-    if unknown := sorted(set(given.names) - set(FAMILIES)):
-        raise SystemExit(f"no family {'; '.join(unknown)}; families: {'; '.join(FAMILIES)}")
-    results = load()
-    for name in () if given.page else given.names or FAMILIES:
+    names = options(__doc__, arguments, "families to measure").names
+    if unknown := sorted(set(names) - set(IMAGE_FAMILIES)):
+        raise SystemExit(f"no family {'; '.join(unknown)}; families: {'; '.join(IMAGE_FAMILIES)}")
+    families = stats.saved("images").get("families", {})
+    for name in names or IMAGE_FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             expected = reference(VISIONS[name], Path(folder, "stock"))
             for number, arrangement in enumerate(ARRANGEMENTS):
                 cell = measured(VISIONS[name], arrangement, expected, Path(folder, str(number)))
                 print(f"{name:<16} {arrangement:<16} {cell}", flush=True)
-                results["families"].setdefault(name, {})[arrangement] = cell
-                RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    if missing := [name for name in FAMILIES if len(results["families"].get(name, {})) < len(ARRANGEMENTS)]:
-        raise SystemExit(f"the page is left as it is: {'; '.join(missing)} not measured yet")
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(before + render(results) + rest.split(END)[1])
+                families.setdefault(name, {})[arrangement] = cell
+                stats.save("images", {"families": families})

@@ -99,7 +99,7 @@ def _beside(one: Deployment, seconds: float, seed: int) -> dict[str, float]:
 
 
 def _alone(one: Deployment, turn: int) -> dict[str, float]:
-    """Send new images, and again behind other text. Return ms to the first token, and MiB, for an image."""
+    """Send new images, then the same after other text. Return ms to the first token, and MiB, per image."""
     images = [_image(100 + turn, number) for number in range(REPEATED)]
     kinds: dict[str, list[Prompt]] = {
         "new": [[asked(image)] for image in images],
@@ -121,7 +121,7 @@ async def _ttfts(one: Deployment, prompts: list[Prompt]) -> list[float]:
 
 
 def _behind(text: str, image: str) -> Conversation:
-    """Ask about an image behind other text. It is an earlier turn: in a turn, vLLM puts images first."""
+    """Ask about an image after other text, in an earlier turn: within a turn, vLLM puts images first."""
     return [asked(text=text), says("Here it is."), asked(image)]
 
 

@@ -51,9 +51,8 @@ class _Connection:
 class Client:
     """A pool of connections to one loopback server, one per concurrent request."""
 
-    def __init__(self, port: int, key: str = "") -> None:
+    def __init__(self, port: int) -> None:
         self._port = port
-        self._key = f"Authorization: Bearer {key}\r\n".encode() if key else b""
         self._idle: list[_Connection] = []
 
     async def post(self, path: str, body: dict[str, Any]) -> Reply:
@@ -70,7 +69,7 @@ class Client:
             async with asyncio.timeout(TIMEOUT_S):
                 writer.write(
                     b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                    b"%sContent-Length: %d\r\n\r\n%s" % (path.encode(), self._key, len(data), data)
+                    b"Content-Length: %d\r\n\r\n%s" % (path.encode(), len(data), data)
                 )
                 keep = await _read(reader, reply)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -160,9 +159,9 @@ async def closed(client: Client, make: Make, streams: int, seconds: float) -> li
 
 
 async def opened(
-    client: Client, make: Make, per_s: float, seconds: float, draw: random.Random | None
+    client: Client, make: Make, per_s: float, seconds: float, draw: random.Random
 ) -> list[Reply]:
-    """Send requests at a fixed rate, whatever the server does: at random times, or evenly without `draw`."""
+    """Send requests at random times and a fixed mean rate, whatever the server does."""
     replies: list[Reply] = []
 
     async def ask() -> None:
@@ -173,7 +172,7 @@ async def opened(
 
     tasks: set[asyncio.Task[None]] = set()
     at, end = time.perf_counter(), time.perf_counter() + seconds
-    while (at := at + (draw.expovariate(per_s) if draw else 1 / per_s)) < end:
+    while (at := at + draw.expovariate(per_s)) < end:
         await asyncio.sleep(max(0.0, at - time.perf_counter()))
         tasks.add(task := asyncio.create_task(ask()))
         task.add_done_callback(tasks.discard)

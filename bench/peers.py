@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -22,15 +24,15 @@ import aiohttp
 
 from bench.options import options
 from bench.served import MODEL_NAME, engine_settings
-from bench.tools import installed
 from bench.traffic import Mix, run, stream
 from harness.deployment import deployment, status_of, stock_vllm
 from harness.scrape import samples
 from harness.stats import median, medians, percentile, save
-from harness.support import family, free_port, running
+from harness.support import ROOT, family, free_port, running
 
 RESULT = "peers"
 PINS = Path(__file__).with_name("peers.txt")
+INSTALL_S = 1800.0
 ROUTER_S = 60.0
 LONG = 900  # tokens
 
@@ -167,11 +169,26 @@ def vllm(folder: Path) -> Iterator[Arm]:
         yield Arm(url, (process.pid, producer.popen.pid, consumer.popen.pid), second)
 
 
+def _installed() -> Path:
+    """Return a folder with vllm-router's command, installing PINS on first use and after a change."""
+    folder = ROOT / ".venv-peers"
+    mark = folder / "pins.txt"  # written last
+    if not mark.exists() or mark.read_bytes() != PINS.read_bytes():
+        print(f"installing bench/{PINS.name} into {folder.name} (some minutes)", flush=True)
+        venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)]
+        pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+        pip += ["--disable-pip-version-check", "install", "-qq", "--no-deps", "-r", str(PINS)]
+        for command in (venv, pip):
+            subprocess.run(command, check=True, timeout=INSTALL_S)
+        shutil.copyfile(PINS, mark)
+    return folder / "bin"
+
+
 @contextmanager
 def vllm_router(folder: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run vllm-router with these flags and its log in `folder`. Yield its URL and process."""
     port = free_port()
-    line = [installed("vllm-router", PINS), *flags, "--host", "127.0.0.1", "--port", str(port)]
+    line = [str(_installed() / "vllm-router"), *flags, "--host", "127.0.0.1", "--port", str(port)]
     line += ["--prometheus-port", str(free_port())]
     url = f"http://127.0.0.1:{port}"
     health = f"{url}/health"

@@ -1,236 +1,64 @@
-"""Measure the prefix index: memory, look-ups, placement decisions, hashing, and routers' snapshots.
+"""Measure placements of chats' turns by prefix caches, in prompts of 100,000 tokens.
 
-    python -m bench prefixes [--workers 10 100 1000 3000] [--blocks 2000000] [--sizes 1000000 ...]
+    python -m bench prefixes [--workers 10 100 1000 3000]
 
-Workers hold the blocks of long chats, each of which begins with one of a few system prompts. Decisions place
-those chats' next turns, prompts of 100,000 tokens, in this process without gRPC. A look-up that misses a
-stored block fails the run. `--sizes` are numbers of blocks on 1,000 workers; each index is filled in its own
-process, to measure its memory. `turns` measures whole placements of chat turns: the router's hashing, its
-call over real gRPC and the booking, with router and scheduler sharing one process and core.
+Timed are the router's hashing, its call over real gRPC and the scheduler's choice and booking; router and
+scheduler share one process and core. Workers report the blocks of earlier turns. If too few prompts are found
+in caches, the run fails.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import multiprocessing
 import random
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import uvloop
 
-from baton.block_log import PIECE
-from baton.prefix_keys import PromptKeys, key_of, prompt_keys
+from baton.prefix_keys import PromptKeys
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.fleet_feed import FleetFeed
-from baton.scheduler.policy import Policy
-from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.prefix_ledger import Match, PrefixLedger
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.standby import FleetCopy
-from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.services.config import SchedulerSettings
 from baton.services.imports import collect_seldom
 from bench.options import options
-from harness.scheduling import need
+from harness.scheduling import identity
 from harness.scheduling import place as place_need
 from harness.stats import percentile, save
 
 BLOCK = 16  # tokens
-NAMES = key_of((1 << 64) - 1, 1)  # the bits of a key that hold the hash
+HASHING = pb.BlockHashing(tokens=BLOCK, algorithm="sha256", root=bytes(32), every=1)
+CAPACITY: dict[str, Any] = {"num_blocks": 10**6, "max_num_seqs": 10**4, "max_model_len": 10**6}
 PROMPT = 100_000  # tokens
-SYSTEM = 128  # blocks of a system prompt
-SYSTEMS = 16
-DECISIONS = 2_000
-ROUTERS = 100
 CHATS = 32
 TURNS = 24
 TURN = 500  # tokens
-SECONDS = 10  # duration of heartbeats and snapshots
 
 
 def main(arguments: list[str]) -> None:
-    given = options(
-        __doc__,
-        arguments,
-        workers=[10, 100, 1_000, 3_000],
-        blocks=(2_000_000, "on all workers together"),
-        sizes=[10**6, 10**7, 10**8],
-    )
+    given = options(__doc__, arguments, workers=[10, 100, 1_000, 3_000])
     collect_seldom()  # the product's processes do, too
-    result: dict[str, Any] = {"block_tokens": BLOCK, "prompt_tokens": PROMPT, "hashing": _shown(hashing())}
-    result["index"] = {str(many): _shown(index(many, given.blocks), many) for many in given.workers}
-    result["sizes"] = {f"{blocks:,}": _shown(_in_own_process(size, blocks)) for blocks in given.sizes}
+    result: dict[str, Any] = {"block_tokens": BLOCK, "prompt_tokens": PROMPT}
     result["turns"] = {str(many): _shown(uvloop.run(turns(many)), many) for many in given.workers}
-    result["views"] = {str(many): _shown(views(many), many) for many in given.workers}
     save("prefixes", result)
 
 
-def _shown(figures: dict[str, float], workers: int | None = None) -> dict[str, float]:
-    named = f"{workers} workers: " if workers else ""
-    print(named + ", ".join(f"{key} {value:,g}" for key, value in figures.items()), flush=True)
+def _shown(figures: dict[str, float], workers: int) -> dict[str, float]:
+    shown = ", ".join(f"{key} {value:,g}" for key, value in figures.items())
+    print(f"{workers} workers: {shown}", flush=True)
     return figures
-
-
-def hashing() -> dict[str, float]:
-    """Measure a router's hashing of a whole prompt and of a chat's next turn."""
-    from baton.services.router.vllm.block_hashes import PromptHasher
-
-    draw = random.Random(1)
-    tokens = [draw.randrange(150_000) for _ in range(PROMPT)]
-    root = bytes(32)
-
-    def hasher() -> PromptHasher:
-        return PromptHasher(pb.BlockHashing(tokens=BLOCK, algorithm="sha256", root=root, every=1))
-
-    whole, before = _request(tokens), _request(tokens[:-TURN])
-    cold = _fastest(lambda: hasher().keys(whole))
-    warm: list[float] = []
-    for _ in range(5):
-        one = hasher()
-        one.keys(before)
-        warm.append(_fastest(partial(one.keys, whole), 1))
-    keys = hasher().keys(whole)
-    prefix = pb.Need(prefix_keys=keys.keys, key_tokens=keys.tokens)
-    return {
-        "whole_prompt_ms": round(1_000 * cold, 2),
-        "next_turn_ms": round(1_000 * min(warm), 2),
-        "bytes_in_a_placement": prefix.ByteSize(),
-    }
-
-
-def index(workers: int, blocks: int) -> dict[str, float]:
-    """Fill an index with the blocks of `workers` workers and place prompts with it."""
-    ledger, view, chats = filled(workers, blocks)
-    figures = {"blocks": len(ledger.index), **_deciding(ledger, view, chats), **_applying(ledger)}
-    gone = next(iter(view.workers))
-    began = time.perf_counter()
-    ledger.keep({key: one.role for key, one in view.workers.items() if key != gone})
-    figures["worker_gone_ms"] = round(1_000 * (time.perf_counter() - began), 3)
-    return figures
-
-
-def size(blocks: int) -> dict[str, float]:
-    """Fill an index with `blocks` blocks and look some up."""
-    draw = random.Random(1)
-    index = PrefixIndex(2 * blocks)
-    slots = [index.join() for _ in range(1_000)]
-    levels = [key_of(0, depth) for depth in range(1, PIECE + 1)]
-    before = psutil.Process().memory_info().rss
-    took = 0.0
-    for piece in range(blocks // PIECE):
-        hashes = array("Q", draw.randbytes(8 * PIECE))
-        keys = [one & NAMES | level for one, level in zip(hashes, levels, strict=True)]
-        began = time.perf_counter()
-        index.apply(slots[piece % len(slots)], keys)
-        took += time.perf_counter() - began
-    gc.collect()
-    memory = psutil.Process().memory_info().rss - before
-    if not all(map(index.holders, keys)):
-        raise SystemExit("blocks were not found: the figures would mean nothing")
-    return {
-        "blocks": len(index),
-        "gib": round(memory / 2**30, 3),
-        "bytes_a_block": round(memory / len(index), 1),
-        "operations_a_s": round(blocks / took),
-        "look_up_us": round(1e6 * _fastest(lambda: list(map(index.holders, keys))) / len(keys), 2),
-    }
-
-
-def _in_own_process(measure: Callable[[int], dict[str, float]], blocks: int) -> dict[str, float]:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(measure, blocks).result()
-
-
-def filled(workers: int, blocks: int) -> tuple[PrefixLedger, FleetView, list[tuple[str, list[int]]]]:
-    """Return a ledger of workers that hold these blocks, their view, and chats (worker, hashes)."""
-    draw = random.Random(1)
-    ledger = PrefixLedger(PrefixIndex(10 * blocks))
-    records = {name: record(name, number) for number in range(workers) for name in (f"w{number}",)}
-    systems = [[draw.getrandbits(64) for _ in range(SYSTEM)] for _ in range(SYSTEMS)]
-    length = max(SYSTEM + 1, min(PROMPT // BLOCK, blocks // workers))
-    chats: list[tuple[str, list[int]]] = []
-    sent = dict.fromkeys(records, 0)
-    names = list(records)
-    for number in range(max(workers, blocks // length)):
-        name = names[number % workers]
-        hashes = draw.choice(systems) + [draw.getrandbits(64) for _ in range(length - SYSTEM)]
-        keys = [key_of(one, depth) for depth, one in enumerate(hashes, start=1)]
-        for begin in range(0, len(keys), PIECE):
-            piece = keys[begin : begin + PIECE]
-            ledger.hear(name, pb.BlockOperations(instance=1, first=sent[name], operations=piece))
-            sent[name] += len(piece)
-        if len(chats) < DECISIONS:
-            chats.append((name, hashes))
-    ledger.keep({key: one.role for key, one in records.items()})
-    return ledger, FleetView(records), chats
-
-
-def _deciding(
-    ledger: PrefixLedger, view: FleetView, chats: Sequence[tuple[str, list[int]]]
-) -> dict[str, float]:
-    draw = random.Random(2)
-    settings = SchedulerSettings(max_queued_prompt_tokens=10**9)
-    policy = Policy(settings, settings.policy, random.Random(3))
-    prompts: list[tuple[str, PromptKeys]] = []
-    for name, hashes in chats:
-        more = [draw.getrandbits(64) for _ in range(PROMPT // BLOCK - len(hashes))]
-        prompts.append((name, prompt_keys(hashes + more, BLOCK)))
-    took, found = [], 0
-    for number in range(DECISIONS):
-        name, prompt = prompts[number % len(prompts)]
-        began = time.perf_counter()
-        match = Match(ledger, prompt, PROMPT)
-        policy.choose(view, need(f"r{number}", 1, PROMPT, 200, prefix=prompt, match=match))
-        took.append(time.perf_counter() - began)
-        found += match.tokens(name) > 0
-    if found < DECISIONS:
-        raise SystemExit(f"{DECISIONS - found} prompts were not found: the figures would mean nothing")
-    alone = _fastest(lambda: [Match(ledger, one, PROMPT).tokens(name) for name, one in prompts[:100]]) / 100
-    return {
-        "decision_p50_us": round(1e6 * percentile(took, 0.5), 1),
-        "decision_p99_us": round(1e6 * percentile(took, 0.99), 1),
-        "decisions_a_s": round(len(took) / sum(took)),
-        "look_ups_a_s": round(1 / alone),
-    }
-
-
-def _applying(ledger: PrefixLedger) -> dict[str, float]:
-    """Measure applying messages of block operations, parsing included."""
-    draw = random.Random(4)
-    raw = [
-        pb.BlockOperations(
-            instance=1,
-            first=number * PIECE,
-            operations=[key_of(draw.getrandbits(64), depth) for depth in range(1, PIECE + 1)],
-        ).SerializeToString()
-        for number in range(8)
-    ]
-    began = time.perf_counter()
-    for one in raw:
-        ledger.hear("another", pb.BlockOperations.FromString(one))
-    took = time.perf_counter() - began
-    return {
-        "operations_a_s": round(len(raw) * PIECE / took),
-        "message_ms": round(1_000 * took / len(raw), 2),
-        "bytes_an_operation": round(len(raw[0]) / PIECE, 2),
-    }
 
 
 async def turns(workers: int) -> dict[str, float]:
     """Place the turns of CHATS chats in a scheduler with `workers` workers."""
     from baton.services.router.vllm.block_hashes import PromptHasher
 
-    hasher = PromptHasher(pb.BlockHashing(tokens=BLOCK, algorithm="sha256", root=bytes(32), every=1))
+    hasher = PromptHasher(HASHING)
     draw = random.Random(5)
     chats = [list(array("H", draw.randbytes(2 * (PROMPT - TURNS * TURN)))) for _ in range(CHATS)]
     limits = {"worker_lease_s": 600, "max_queued_prompt_tokens": 10**9}
@@ -262,9 +90,10 @@ async def turns(workers: int) -> dict[str, float]:
             untold.clear()
 
         for number in range(workers):
-            identity = record(f"w{number}", number).identity
-            await client.register(identity, pb.WORKER_STATE_READY)
-            await _beat(client, identity.worker_id, 0, ())
+            role = pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE
+            own = identity(f"w{number}", role, **CAPACITY, hashing=HASHING)
+            await client.register(own, pb.WORKER_STATE_READY)
+            await _beat(client, own.worker_id, 0, ())
         alone, many, cpu_s = [], 0, 0.0
         for turn in range(TURNS):
             began = time.process_time()
@@ -297,77 +126,3 @@ def _request(tokens: list[int]) -> Any:
     return SimpleNamespace(
         prompt_token_ids=tokens, mm_features=None, lora_request=None, cache_salt="tenant", prompt_embeds=None
     )
-
-
-def views(workers: int) -> dict[str, float]:
-    """Measure SECONDS of snapshots for ROUTERS routers while every worker changes each second."""
-    records = {name: record(name, number) for number in range(workers) for name in (f"w{number}",)}
-    feed, copies = FleetFeed(5.0), [FleetCopy() for _ in range(ROUTERS)]
-    feed.refresh(FleetView(records), [])
-    whole = len(feed.since("", 0))
-    replies = [pb.SnapshotReply(fleet=feed.since("", 0)) for _ in copies]
-    for copy, reply in zip(copies, replies, strict=True):
-        copy.learn(reply)
-    making, learning, sent = 0.0, 0.0, 0
-    for second in range(SECONDS):
-        for number, one in enumerate(records.values()):
-            counts = pb.EngineCounts(computed_tokens=10**6 + 1_000 * second + number, busy_s=100.5 + second)
-            one.load = pb.WorkerLoad(running=number % 9, free_blocks=900 + second, counts=counts)
-            one.reserved = Reserved(prompt_tokens=100 * second)
-        began = time.perf_counter()
-        for _ in range(2):
-            feed.refresh(FleetView(records), [])
-        raw = [
-            pb.SnapshotReply(fleet=feed.since(copy.feed, copy.revision)).SerializeToString()
-            for copy in copies
-        ]
-        making += time.perf_counter() - began
-        sent += sum(map(len, raw))
-        began = time.perf_counter()
-        copies[0].learn(pb.SnapshotReply.FromString(raw[0]))
-        learning += time.perf_counter() - began
-        for copy in copies[1:]:
-            copy.feed, copy.revision = copies[0].feed, copies[0].revision
-    return {
-        "whole_bytes": whole,
-        "bytes_a_router_s": round(sent / SECONDS / ROUTERS),
-        "scheduler_cores": round(making / SECONDS, 4),
-        "router_ms_a_s": round(1_000 * learning / SECONDS, 2),
-    }
-
-
-def record(name: str, number: int) -> WorkerRecord:
-    """Return a scheduler's record of a worker."""
-    role = pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE
-    capacity = pb.Capacity(
-        compatibility_hash="ab" * 32,
-        block_size=BLOCK,
-        num_blocks=10**6,
-        max_num_seqs=10**4,
-        max_model_len=10**6,
-        lookahead_tokens=4,
-        transports=["shm", "tcp"],
-        facts=dict.fromkeys(("vllm", "model", "dtype", "layers", "attention"), "a value of some length"),
-        hashing=pb.BlockHashing(tokens=BLOCK, algorithm="sha256", root=bytes(32), every=1),
-    )
-    identity = pb.WorkerIdentity(
-        worker_id=f"{name}.12345",
-        role=role,
-        address="10.0.0.1:7500",
-        host="0123456789abcdef",
-        model="bench",
-        model_fingerprint="cd" * 32,
-        vllm_version="0.32.0",
-        capacity=capacity,
-        metrics_address="10.0.0.1:9500",
-    )
-    return WorkerRecord(identity, pb.WORKER_STATE_READY, pb.WorkerLoad(), Reserved(), False, 5.0)
-
-
-def _fastest(run: Callable[[], object], times: int = 5) -> float:
-    found = []
-    for _ in range(times):
-        began = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - began)
-    return min(found)

@@ -21,18 +21,6 @@ def dialogues(seed: int, domain: str | None) -> Iterator[Any]:
     return (one for _, one in _module("dialogues").stream(seed, held_out=True, domain=domain))
 
 
-def questions(count: int, longest: int = 160) -> list[tuple[str, str]]:
-    """Return text prompts with their right answers, all different, of at most `longest` characters."""
-    found: dict[str, str] = {}
-    for dialogue in dialogues(_SEED, "copying"):
-        answer = dialogue.messages[-1].content
-        if len(answer) <= longest:
-            found.setdefault(answer, _module("chat").prompt_of(dialogue))
-        if len(found) == count:
-            break
-    return [(prompt, answer) for answer, prompt in found.items()]
-
-
 def held_out(kind: str, count: int, *, longest: int = 1200) -> list[list[int]]:
     """Return `count` shuffled prompts as token ids, each of at most `longest` tokens."""
     from tokenizers import Tokenizer

@@ -18,7 +18,9 @@ from bench.tables import TABLES, Result, Table
 from harness.stats import RESULTS
 from harness.support import ROOT
 
-PAGES = [ROOT / "docs" / name for name in ("benchmarks.md", "images.md")]
+PAGES = [
+    ROOT / "docs" / name for name in ("benchmarks.md", "gangs.md", "images.md", "speculative-decoding.md")
+]
 README = ROOT / "README.md"
 _BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEADLINE = re.compile(r"\[from \d+ ms to \d+ ms\]\(#measured\)")
@@ -37,7 +39,7 @@ BRIEF: list[tuple[str, str, str, str, str, dict[str, str]]] = [
     ),
     *(
         (
-            *("clients", f"tools.serve.median.{load}.{{arm}}.{{key}}", "baton", "stock", "stock vLLM"),
+            *("clients", f"median.{load}.{{arm}}.{{key}}", "baton", "stock", "stock vLLM"),
             {
                 "tokens_per_s": f"output tokens/s at {load} concurrent request{s}",
                 "ttft_p50_ms": f"time to first token at {load} concurrent request{s}, p50, ms",
@@ -141,6 +143,8 @@ def at(node: Any, path: str) -> Any:
 def _cell(value: Any, shape: str) -> str:
     if value is None:
         return ""
+    if isinstance(value, str):
+        return value
     if isinstance(value, list):
         return ", ".join(_cell(one, shape) for one in value)
     if shape:

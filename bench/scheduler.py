@@ -175,7 +175,6 @@ def _watch(
 
 
 def _figures(told: Sequence[dict[str, Any]], used: _Used, idle: _Used) -> dict[str, float]:
-    """Return one part's figures from the routers' reports and the CPU times."""
     took, own, late = ([1_000 * one for each in told for one in each[key]] for key in ("took", "own", "late"))
     failures: Counter[str] = sum((Counter(one["failures"]) for one in told), Counter())
     if failures:

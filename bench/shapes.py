@@ -2,17 +2,15 @@
 
 A shape is how many engines and ranks compute a model together. Each case runs on a prefill worker, on a
 decode worker and on both; the other worker is a plain engine. The same prompts are sent greedily, one at a
-time and four at a time, and the answers compared with those of one mixed worker without speculation. Writes
-bench/results/shapes.json and, from it, the table in docs/gangs.md.
+time and four at a time, and the answers compared with those of one mixed worker without speculation. Cases
+that are not named keep their results.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,15 +19,12 @@ from typing import Any
 
 from baton.services.config import EngineSettings
 from bench.options import options
-from bench.speculation_table import MAX_TOKENS, ROWS, Row, compared, per_draft
+from bench.speculation_table import MAX_TOKENS, ROWS, Row, compared
 from harness.netns import Host, Network
 from harness.speculation.fleets import MODEL_NAME, Deployment, measure
-from harness.support import ROOT
+from harness.stats import save, saved
 from harness.workers import Worker, fleet, router, wait_for
 
-RESULTS = ROOT / "bench" / "results" / "shapes.json"
-PAGE = ROOT / "docs" / "gangs.md"
-BEGIN, END = "<!-- table: written by `python -m bench shapes` -->", "<!-- end of table -->"
 STEP = 32  # tokens, so that most prompts take two steps
 WHOLE = {"mtp-deepseek-v3"}  # MLA cannot prefill a prompt in chunks on CPUs
 PLAIN: dict[str, Any] = {}
@@ -145,13 +140,12 @@ def measured(case: Case, sides: Sequence[str], folder: Path) -> Iterator[tuple[s
         roles = dict(zip(("prefill", "decode"), shapes, strict=True))
         with deployed(case, roles, folder / side) as (one, workers):
             cell = compared(measure(one, case.row.prompts(), MAX_TOKENS), expected)
-            cell |= {"by_worker": _handed(workers), "date": time.strftime("%Y-%m-%d")}
+            cell["by_worker"] = _handed(workers)
         print(f"{case.name:<40} {side:<8} {cell}", flush=True)
         yield side, cell
 
 
 def _handed(workers: Sequence[Worker]) -> dict[str, int]:
-    """Return each worker's handoffs, saved or loaded, by its name."""
     names = {"prefill": "saved", "decode": "loaded"}
     return {
         worker.name: int(worker.figure(f"baton_worker_handoffs_{names[worker.name.split('-')[0]]}_total"))
@@ -159,45 +153,15 @@ def _handed(workers: Sequence[Worker]) -> dict[str, int]:
     }
 
 
-def load() -> dict[str, Any]:
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"cases": {}}
-    return results
-
-
-def render(results: dict[str, Any]) -> str:
-    """Return the table of shapes: models, accepted tokens per draft, and differing answers if any."""
-    rows: dict[str, list[str]] = {}
-    for case in CASES:
-        rows.setdefault(case.shape, []).append(_shown(case, results["cases"][case.name]))
-    lines = [f"| {shape} | {'; '.join(shown)} |" for shape, shown in rows.items()]
-    return "\n".join([BEGIN, "| shape | models: accepted tokens per draft |", "| --- | --- |", *lines, END])
-
-
-def _shown(case: Case, cells: dict[str, Any]) -> str:
-    shown = f"{case.row.name}: {per_draft(cells['decode']):.2f}" if case.drafts else case.row.name
-    for side, cell in cells.items():
-        if cell["equal"] < cell["of"]:
-            shown += f" ({side}: {cell['equal']} of {cell['of']} answers)"
-    return shown
-
-
 def main(arguments: list[str]) -> None:
-    given = options(
-        __doc__,
-        arguments,
-        "cases to measure",
-        sides=(list(SIDES), "which workers have the shape", list(SIDES)),
-        page=(False, "write the page alone"),
-    )
-    results, cases = load(), {case.name: case for case in CASES}
+    sides = (list(SIDES), "which workers have the shape", list(SIDES))
+    given = options(__doc__, arguments, "cases to measure", sides=sides)
+    cases = {case.name: case for case in CASES}
     if unknown := sorted(set(given.names) - set(cases)):
         raise SystemExit(f"no case {'; '.join(unknown)}; cases: {'; '.join(cases)}")
-    for name in () if given.page else given.names or cases:
+    found = saved("shapes").get("cases", {})
+    for name in given.names or cases:
         with tempfile.TemporaryDirectory() as folder:
             for side, cell in measured(cases[name], given.sides, Path(folder)):
-                results["cases"].setdefault(name, {})[side] = cell
-                RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    if missing := [name for name in cases if name not in results["cases"]]:
-        raise SystemExit(f"the page is left as it is: {'; '.join(missing)} not measured yet")
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(before + render(results) + rest.split(END)[1])
+                found.setdefault(name, {})[side] = cell
+                save("shapes", {"cases": found})

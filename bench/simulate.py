@@ -1,9 +1,8 @@
-"""Run the simulator: compare policies and score weights, simulate large fleets, and measure its error.
+"""Run the simulator: compare policies, simulate large fleets, and measure its error.
 
     python -m bench simulate                         compare policies, 32P32D, all kinds of traces
     python -m bench simulate --trace FILE --split 8 8 --profile FILE    a Mooncake trace, another fleet
     python -m bench simulate --size                  1,000 workers: how fast the simulator is
-    python -m bench simulate --weights               compare the default policy's weights with others
     python -m bench simulate --measure               measure the profile of the 80 M model on this machine
     python -m bench simulate --validate              compare its prediction for 2P2D with a real one
 
@@ -36,7 +35,7 @@ from bench.report import markdown
 from bench.served import MODEL_NAME, longer, up
 from bench.traffic import Answer, stream
 from harness.deployment import Deployment, deployment
-from harness.simulate.compare import LOADS, Compared, Make, compare, conversations, named, weighted
+from harness.simulate.compare import LOADS, Compared, Make, compare, conversations, named
 from harness.simulate.measure import Sizes, measure
 from harness.simulate.validate import CHATS, drive, errors, simulated
 from harness.stats import save
@@ -58,7 +57,6 @@ def main(arguments: list[str]) -> None:
         __doc__,
         arguments,
         size=(False, "a fleet of 1,000 workers"),
-        weights=(False, "other weights of the default policy's scores"),
         measure=(False, "measure the profile of the 80 M model on this machine"),
         validate=(False, "predict a real 2P2D, run it, and print the error"),
         trace=([str], f"kinds ({', '.join(KINDS)}), or a Mooncake file"),
@@ -80,8 +78,6 @@ def main(arguments: list[str]) -> None:
         _measure(given)
     elif given.validate:
         _validate(given)
-    elif given.weights:
-        _compare(given, "simulate-weights", weighted(), ["chats", "shared", "agents"])
     elif given.size:
         _compare(given, "simulate-size", named(given.policies or ["random", "Baton"]), ["chats"])
     else:
@@ -89,7 +85,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _compare(given: argparse.Namespace, name: str, arms: Mapping[str, Any], kinds: list[str]) -> None:
-    pairs = 500 if given.size else 8 if given.weights else 32
+    pairs = 500 if given.size else 32
     split = Split(*(given.split or (pairs, pairs)))
     seconds = given.seconds or (90.0 if given.size else 150.0)
     shape = profile.load(given.profile) if given.profile else Profile()

@@ -1,16 +1,13 @@
 """`python -m bench speculation-table [NAME ...]`: every speculative method, aggregated and disaggregated.
 
 Starts each deployment, sends the same prompts greedily, and compares the answers with those of one engine
-without speculation. Writes bench/results/speculation-table.json and, from it, the table in
-docs/speculative-decoding.md. `make table` runs all rows.
+without speculation. Rows that are not named keep their results.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-import platform
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -18,15 +15,14 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
+from baton.services.engine.args import VLLM_VERSION
 from bench.options import options
 from bench.prompts import dialogues
 from harness.architectures.registry import ARCHITECTURES, Architecture
 from harness.speculation.fleets import FLEETS, Outcome, StartFailed, deployment, measure
+from harness.stats import save, saved
 from harness.support import ROOT
 
-RESULTS = ROOT / "bench" / "results" / "speculation-table.json"
-PAGE = ROOT / "docs" / "speculative-decoding.md"
-BEGIN, END = "<!-- table: written by `make table` -->", "<!-- end of table -->"
 PROMPTS, MAX_TOKENS = 20, 64
 NEAR_TIE = 0.06  # a gap in log-probability: bfloat16 has 8 bits, and logits here reach 30
 ENGINE = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_gib": 0.125, "enable_prefix_caching": False}
@@ -191,7 +187,6 @@ class Measuring:
             "spec": {key: value for key, value in row.spec().items() if key != "model"},
             "cells": cells,
             "seconds": round(time.monotonic() - began, 1),
-            "date": time.strftime("%Y-%m-%d"),
         }
 
 
@@ -221,82 +216,14 @@ def _without_paths(text: str) -> str:
     return " ".join("..." if word.strip("'\"(").startswith("/") else word for word in words)
 
 
-def load() -> dict[str, Any]:
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
-    return results
-
-
-def per_draft(cell: dict[str, Any]) -> float:
-    return float(cell["accepted"] / cell["drafts"]) if cell["drafts"] else 0.0
-
-
-def render(results: dict[str, Any]) -> str:
-    heads = " | ".join(FLEETS)
-    lines = [BEGIN, f"| method, architecture | {heads} |", "| --- " * (1 + len(FLEETS)) + "|"]
-    notes: list[str] = []
-    for row in ROWS:
-        cells = results["rows"][row.name]["cells"]
-        shown = [_show(cells[fleet], notes) for fleet in FLEETS]
-        lines.append(f"| {row.name} | {' | '.join(shown)} |")
-    if notes:
-        lines += ["", *(f"[{number}] {note}." for number, note in enumerate(notes, 1))]
-    for row in ROWS:
-        if withheld := results["rows"][row.name]["cells"]["1P1D"].get("withheld"):
-            there, without = per_draft(results["rows"][row.name]["cells"]["1P1D"]), per_draft(withheld)
-            text = (
-                f"{row.name}, 1P1D: {there:.2f} accepted tokens per draft; {without:.2f} when the drafter's"
-            )
-            lines += ["", f"{text} part of the handoff is withheld."]
-    dates = sorted({results["rows"][row.name]["date"] for row in ROWS})
-    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    lines += ["", f"Measured on {results['machine']}, {when}, vLLM {results['vllm']}.", END]
-    return "\n".join(lines)
-
-
-def _show(cell: dict[str, Any], notes: list[str]) -> str:
-    if "why" in cell:
-        note = f"Cannot run: {cell['why']}. Tried: {cell['tried']}"
-        if note not in notes:
-            notes.append(note)
-        return f"no [{notes.index(note) + 1}]"
-    if cell["equal"] == cell["of"]:
-        return f"{per_draft(cell):.2f}"
-    ties = f" ({cell['near_ties']} by a near-tie)" if cell["near_ties"] else ""
-    return f"{per_draft(cell):.2f} ({cell['equal']} of {cell['of']} equal{ties})"
-
-
-def write_page(results: dict[str, Any]) -> None:
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN)
-    PAGE.write_text(before + render(results) + rest.split(END)[1])
-
-
 def main(arguments: list[str]) -> None:
-    given = options(__doc__, arguments, "rows to measure", page=(False, "only write the page"))
-    results = load()
-    if not given.page:
-        rows = chosen(given.names, [row.name for row in ROWS])
-        with tempfile.TemporaryDirectory() as folder:
-            measuring = Measuring(Path(folder))
-            for row in rows:
-                results["rows"][row.name] = measuring.row(row)
-                _save(results)
-    if missing := [row.name for row in ROWS if row.name not in results["rows"]]:
-        raise SystemExit(f"the page is left as it is: {', '.join(missing)} not measured yet")
-    write_page(results)
-
-
-def chosen(names: list[str], usual: list[str]) -> list[Row]:
-    """Return the rows with these names, by default the usual ones. Raises SystemExit for an unknown name."""
+    names = options(__doc__, arguments, "rows to measure").names
     rows = {row.name: row for row in ROWS}
     if unknown := sorted(set(names) - set(rows)):
         raise SystemExit(f"no row {', '.join(unknown)}; rows: {', '.join(rows)}")
-    return [rows[name] for name in names or usual]
-
-
-def _save(results: dict[str, Any]) -> None:
-    import vllm
-
-    results["vllm"] = vllm.__version__
-    results["machine"] = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, one per worker"
-    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    found = saved("speculation-table").get("rows", {})
+    with tempfile.TemporaryDirectory() as folder:
+        measuring = Measuring(Path(folder))
+        for name in names or rows:
+            found[name] = measuring.row(rows[name])
+            save("speculation-table", {"vllm": VLLM_VERSION, "rows": found})

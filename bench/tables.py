@@ -1,4 +1,4 @@
-"""Define the tables of docs/benchmarks.md: their results files, figures and column heads.
+"""Define the tables of docs/benchmarks.md and other pages: their results files, figures and column heads.
 
 `;` separates columns. A column is a key of the figures, or several joined by dots. `=` gives it a head other
 than the key's words, `|` a format; without one a number has at most three significant digits.
@@ -100,10 +100,6 @@ def _overload(result: Result) -> Any:
     }
 
 
-def _fleets(result: Result) -> Any:
-    return {workers: one | result["turns"].get(workers, {}) for workers, one in result["index"].items()}
-
-
 def _gpu(part: str, figures: str) -> Callable[[Result], Any]:
     return lambda result: {f"{size}B": found[figures] for size, found in result.get(part, {}).items()}
 
@@ -114,6 +110,44 @@ def _gpu_streams(result: Result) -> Any:
         found[size] = {fleet: fleets[fleet] for fleet in ("1P1D", "one-stock")}
     compiled = _gpu("compiled", "median")(result)
     return found | {f"{size}, compiled": one for size, one in compiled.items()}
+
+
+def _equal(cell: dict[str, Any]) -> str:
+    return f"{cell['equal']}/{cell['of']}"
+
+
+def per_draft(cell: dict[str, Any]) -> float:
+    return float(cell["accepted"] / cell["drafts"]) if cell["drafts"] else 0.0
+
+
+def _shapes(result: Result) -> Any:
+    """Return each shape's models with accepted tokens per draft, and the sides with other answers."""
+    found: dict[str, list[str]] = {}
+    for name, cells in result["cases"].items():
+        model, _, shape = name.rpartition(", ")
+        drafts = f": {per_draft(cells['decode']):.2f}" if cells["decode"]["drafts"] else ""
+        wrong = [
+            f" ({side}: {_equal(cell)} answers)" for side, cell in cells.items() if cell["equal"] < cell["of"]
+        ]
+        found.setdefault(shape, []).append("".join([model, drafts, *wrong]))
+    return {shape: {"models": "; ".join(models)} for shape, models in found.items()}
+
+
+def _drafted(cell: dict[str, Any]) -> str:
+    """Return the accepted tokens of a draft, and what is wrong with the answers or the start."""
+    if "why" in cell:
+        return f"no: {cell['why']}"
+    ties = f" ({cell['near_ties']} by a near-tie)" if cell["near_ties"] else ""
+    wrong = f" ({_equal(cell)} equal{ties})" if cell["equal"] < cell["of"] else ""
+    return f"{per_draft(cell):.2f}{wrong}"
+
+
+def _withheld(result: Result) -> Any:
+    return {
+        name: {"whole": per_draft(cell), "withheld": per_draft(cell["withheld"])}
+        for name, cell in ((name, row["cells"]["1P1D"]) for name, row in result["rows"].items())
+        if "withheld" in cell
+    }
 
 
 def _by_trace(*traces: str) -> str:
@@ -134,12 +168,20 @@ _STREAMS = (
 _HANDOFFS = [
     f"{transport}{form}" for form in ("", ", fp8_e4m3") for transport in ("shm", "nixl", "nixl, TCP")
 ]
+IMAGE_FAMILIES = {
+    "qwen2.5-vl": "Qwen2.5-VL: positions depend on images (M-RoPE)",
+    "qwen3-vl": "Qwen3-VL: DeepStack",
+    "qwen3.5-vision": "Qwen3.5: states (`--no-enable-prefix-caching`, as [without images](handoff-wire.md))",
+    "gemma3-vision": "Gemma 3: sliding windows",
+    "llava": "LLaVA",
+    "smolvlm": "SmolVLM: images are cut into tiles",
+}
 
 TABLES = {
     "disaggregation": Table("disaggregation", _ratio, _MIX, turned=True),
-    "clients-serve": Table(
+    "clients": Table(
         "clients",
-        _only("tools.serve.median", "1", "8", "128", "inf"),
+        _only("median", "1", "8", "128", "inf"),
         f"failed; tokens_per_s; {_LATENCIES}",
         ("concurrent requests", "server"),
     ),
@@ -212,14 +254,12 @@ TABLES = {
         "itl_p99_against_alone=gap p99 against one stream",
         turned=True,
     ),
-    "flood": Table("flood", "felt.arms", "ttft_p50_ms; ttft_p99_ms; not_answered"),
     "classes": Table(
         "classes", _classes, f"{_LATENCIES}; batch=batch tokens/s", ("", "interactive requests")
     ),
-    "prefixes-index": Table(
+    "prefixes": Table(
         "prefixes",
-        _fleets,
-        "look_ups_a_s=look-ups/s; decision_p50_us; decision_p99_us=p99;"
+        "turns",
         "place_p50_ms=turn p50, ms; place_p99_ms=p99; requests_a_core_s=turns/s per core",
         ("workers",),
     ),
@@ -237,6 +277,31 @@ TABLES = {
         "alone_cpu_s=its CPU time, s;"
         f"idle_cores=cores in use while idle; {_MIX}; cpu_ms_a_token=CPU time per token, ms",
         turned=True,
+    ),
+    "images": Table(
+        "images",
+        lambda result: {
+            IMAGE_FAMILIES[name]: {one.replace(",", " +"): _equal(cell) for one, cell in cells.items()}
+            for name, cells in result["families"].items()
+        },
+        "mixed; 1P1D=1P1D; 2P2D=2P2D; 1E1P1D=1E1P1D; 1E1P1D + drafts=1E1P1D, drafts",
+        ("family",),
+    ),
+    "shapes": Table("shapes", _shapes, "models=models: accepted tokens per draft", ("shape",)),
+    "speculation-table": Table(
+        "speculation-table",
+        lambda result: {
+            name: {fleet: _drafted(cell) for fleet, cell in row["cells"].items()}
+            for name, row in result["rows"].items()
+        },
+        "aggregated; 1P1D; 2P2D",
+        ("method, architecture",),
+    ),
+    "speculation-withheld": Table(
+        "speculation-table",
+        _withheld,
+        "whole=accepted tokens per draft|.2f; withheld=without the drafter's KV|.2f",
+        ("1P1D",),
     ),
     "images-streams": Table(
         "images-beside",

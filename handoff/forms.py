@@ -134,7 +134,7 @@ def part_bytes(layer: CacheLayer, form: Form, rank: int) -> int:
 
 
 def record_bytes(layers: Sequence[CacheLayer], form: Form, rank: int) -> int:
-    """Return the bytes of a rank's records, which are its largest group's for all groups."""
+    """Return the size of a rank's records in bytes: all groups use that of the largest group."""
     sizes: dict[int, int] = {}
     for layer in (layers[number] for number in form.layers_of(rank, len(layers))):
         sizes[layer.group] = sizes.get(layer.group, 0) + part_bytes(layer, form, rank)

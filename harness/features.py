@@ -73,8 +73,6 @@ def _chat(name: str, **options: Any) -> Feature:
 
 
 def _calling(name: str, **options: Any) -> Feature:
-    """Return a feature in which the model decides to call the tool."""
-
     def body(number: int, _: str) -> Body:
         city = ("Paris", "Rome", "Oslo")[number % 3]
         question = f"What is the weather in {city}? I want {number % 7 + 2} days."

@@ -256,7 +256,7 @@ class Member:
         return [self._times.pop(name) for name in requests]
 
     async def keep_step(self, on: bool) -> None:
-        """Make a plain engine that stands still a gang of one, or a plain engine again."""
+        """Turn a plain, idle engine into a gang of one, or back into a plain engine."""
 
         def change() -> bool:
             if on and self._alone is None:
@@ -267,7 +267,7 @@ class Member:
         self._host._messages.put(change)
 
     async def watch(self) -> None:
-        """Note for each wave when this member rings or, if it does not, begins the wave's first forward."""
+        """Note for each wave when this member rings or, if it does not, begins the first forward pass."""
         lockstep = self._host._lockstep
         assert lockstep is not None
         ring, dummy = lockstep._ring, lockstep._dummy
@@ -409,7 +409,7 @@ class Gang:
         raise TimeoutError(f"no answers: {looks}")
 
     def still(self) -> list[Look]:
-        """Wait until the gang stands still."""
+        """Wait until the gang has stopped."""
         deadline = time.monotonic() + CALL_S
         while time.monotonic() < deadline:
             looks = self.looks()

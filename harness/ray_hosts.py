@@ -28,7 +28,7 @@ from harness.support import BATON, CALL_S, PYTHON, ROOT, eventually
 GCS_PORT, ROUTER_PORT = 6379, 8000
 START_S = 200.0
 COMMON = ("--block", "--num-cpus=1", STORE, "--disable-usage-stats")
-# Ray takes half a minute to declare a silent host dead by default. These find busy hosts dead, too.
+# Ray takes half a minute to declare a silent host dead by default. These declare busy hosts dead, too.
 QUICK = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",

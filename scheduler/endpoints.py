@@ -36,7 +36,7 @@ def _in_short(details: str) -> str:
     return f"{meant}: {reason}" if (meant := tls_problem(reason)) else reason
 
 
-class Stream:
+class ExchangeStream:
     """A gRPC stream that is called like a method: a message of a stream costs half as much as a call.
 
     It is opened as needed. Send one message at a time.
@@ -93,7 +93,7 @@ class Endpoint:
         if (channel := self._line.channel) is not self._channel:
             self._channel = channel
             self._stub = rpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
-            self._stub.Exchange = Stream(self._stub.Exchange)
+            self._stub.Exchange = ExchangeStream(self._stub.Exchange)
         return self._stub
 
     @property

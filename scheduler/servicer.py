@@ -364,7 +364,7 @@ def _meant(asked: str, view: FleetView) -> WorkerRecord | str:
         return view.workers[asked]
     named = [one for one in view.workers.values() if asked in (one.identity.name, one.identity.gang.name)]
     if asked and named:
-        return named[-1]  # a predecessor may not have been missed yet
+        return named[-1]  # its predecessor's lease may not have expired yet
     matches = [key for key in known if key.startswith(asked)]
     if len(matches) == 1:
         return view.workers[matches[0]]

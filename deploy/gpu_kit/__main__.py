@@ -4,8 +4,8 @@
 
 .kit/1/kit.tar.xz has vLLM's Python code and CUDA extensions, reduced to code for Hopper. .kit/2/kit.tar.xz
 has the packages in packages.txt, stand-ins for two packages that are imported but not used (shims/), and
-vLLM's inspection of the demo models' classes. run.sh and smoke.py run on the GPU machine. The build is
-reproducible. vLLM's extensions use torch's stable ABI, so they also work with torch 2.11.
+vLLM's inspection of the demo models' classes. run.sh runs on the GPU machine. The build is reproducible.
+vLLM's extensions use torch's stable ABI, so they also work with torch 2.11.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ def main() -> None:
     shutil.rmtree(KIT, ignore_errors=True)
     _pack(KIT / "1" / "kit.tar.xz", dict(_vllm(wheels["vllm"])))
     _pack(KIT / "2" / "kit.tar.xz", packages)
-    for name in ("run.sh", "smoke.py"):
-        shutil.copy(HERE / name, KIT)
+    shutil.copy(HERE / "run.sh", KIT)
     size = sum(file.stat().st_size for file in KIT.rglob("*") if file.is_file())
     print(f"kit: {size / MIB:.2f} MiB in {KIT.relative_to(ROOT)}")
     if size > LIMIT:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run on a GPU machine, in the repository's root with .kit in it:  bash .kit/run.sh [STEP ...]
-#   smoke     the kit itself, without an engine             gpu       saves and loads of a handoff
 #   kernels   our kernels against their definitions         tests     tests of kernels and of the cache on the device
+#   gpu       saves and loads of a handoff
 #   answers   output of each set-up against one engine's    small large    load on models of 1.7 and 8 billion
 #   models    models of many kinds, and images
 #   compiled  small with vLLM's default, torch.compile      parameters
@@ -47,9 +47,8 @@ serve() { # NAME LIMIT ARGUMENT ...
 }
 
 command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader
-for name in ${*:-smoke kernels gpu tests answers small}; do
+for name in ${*:-kernels gpu tests answers small}; do
   case $name in
-    smoke) step smoke 60 python3 .kit/smoke.py ;;
     kernels) step kernels 90 python3 -m bench kernels --device cuda ;;
     gpu) step gpu 60 python3 -m bench gpu --skip-kernels ;;
     tests) step tests 130 python3 -m pytest -q -n 8 -p no:benchmark -p no:cacheprovider tests/kernels tests/handoff/memory ;;

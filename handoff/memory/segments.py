@@ -1,9 +1,9 @@
 """Named shared memory that other processes can map, and that is removed after its owner's death.
 
 The owner holds a lock (flock) on its segment, which the kernel drops however the owner ends. A segment whose
-lock can be taken is therefore stale, even across containers that share /dev/shm, where process ids would not
-tell. A segment gets its name only after it is locked (O_TMPFILE, then linkat), so that the sweep of another
-process (`remove_stale`) cannot catch a half-made one.
+lock can be taken is therefore stale. This holds even across containers that share /dev/shm, in which process
+ids are ambiguous. A segment gets its name only after it is locked (O_TMPFILE, then linkat), so that the sweep
+of another process (`remove_stale`) cannot catch a half-made one.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def remove_stale() -> list[str]:
                 path.unlink()
                 removed.append(path.name)
         except OSError:
-            continue  # the owner lives, or we may read but not remove another user's file
+            continue  # the owner is alive, or we may read but not remove another user's file
         finally:
             os.close(descriptor)
     return removed

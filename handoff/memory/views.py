@@ -31,7 +31,7 @@ _TICKET, _STATE, _DIGEST = range(3)
 _COMING, _WHOLE, _FAILED = range(3)  # the low bits of a state; the record's number is above them
 _NUMBER, _KIND = np.uint64(2), np.uint64(3)  # shift, mask
 # Polling intervals of a waiting reader. A 4 MiB chunk takes about the shortest interval to arrive from a
-# device, a prefill step some hundred times that; so the first interval is a fraction of the last wait.
+# device, a prefill step a few hundred times that; so the first interval is a fraction of the last wait.
 # Polling too often cost a decode worker on one core a tenth of that core.
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0001, 1.25, 0.002
 _LOOK_PART = 0.125  # share of the last wait

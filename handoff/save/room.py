@@ -39,7 +39,7 @@ class SaveRoom:
         return windows.slots_for(blocks, capacity) if self.windows and capacity else blocks
 
     def admits(self, request_id: str, blocks: int, slots: int) -> bool:
-        """Return whether this request may be prefilled now; admitted late, `take_overdue` returns it."""
+        """Return whether a request may be prefilled now; `take_overdue` returns it if it waits too long."""
         if request_id in self._promised:
             return True
         now = time.monotonic()

@@ -127,7 +127,7 @@ class Shelf:
                 kept.leases = max(0, kept.leases - 1)
 
     def has_room(self, rows: int) -> bool:
-        """Return whether an image of `rows` embeddings fits now, if others may have to go."""
+        """Return whether an image of `rows` embeddings fits now, if necessary in place of others."""
         with self._lock:
             return self._room(records_for(rows * self.row_bytes))
 
@@ -150,7 +150,7 @@ class Shelf:
         return Staged(len(leased), size, self._staging.capacity_bytes)
 
     def size(self) -> tuple[int, int, int]:
-        """Return the number of images, their bytes, and the bytes that there are."""
+        """Return the number of images, their bytes, and the capacity in bytes."""
         with self._lock:
             slots = sum(one.entry.slots for one in self._kept.values())
             return len(self._kept), slots * RECORD_BYTES, self._staging.capacity_bytes

@@ -9,7 +9,7 @@ from baton.handoff.memory.segments import DIRECTORY
 from baton.handoff.memory.views import bytes_for
 
 CACHE_SHARE = 2  # 1/n of the KV cache: enough for a batch and the prompts queued after it
-EMBEDDINGS_BYTES = 4 << 30  # some hundred images of a megapixel each
+EMBEDDINGS_BYTES = 4 << 30  # a few hundred images of a megapixel each
 FREE_SHARE = 4  # at most 1/n of free /dev/shm, as other ranks and workers start at the same time
 
 

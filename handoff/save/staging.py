@@ -310,7 +310,7 @@ class Staging:
         return len(entries), sum(entry.slots * entry.record_bytes for entry in entries)
 
     def overdue_s(self) -> float:
-        """Return by how much the oldest save, read or renewed, is older than a lease; at least 0."""
+        """Return by how much the oldest save, even one read or renewed, has outlived a lease; at least 0."""
         with self._changed:
             oldest = next(iter(self._pinned), None)
             return max(0.0, time.monotonic() - oldest.published_at - self.lease_s) if oldest else 0.0

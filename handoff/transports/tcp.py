@@ -135,15 +135,11 @@ class Lines:
 
     def kept(self, address: str) -> Line | None:
         """Return an idle connection that the source has not closed, or None."""
-        while True:
-            with self._lock:
-                lines = self._of(address).lines
-                if not lines:
-                    return None
-                line = lines.pop()  # most recently used first, so that others time out
+        while (line := self._take(address)) is not None:
             if line.peek() is False:
                 return line
             line.close()
+        return None
 
     def give_back(self, address: str, line: Line) -> None:
         with self._lock:
@@ -180,6 +176,11 @@ class Lines:
         for line in lines:
             line.close()
         self._client.close()
+
+    def _take(self, address: str) -> Line | None:
+        with self._lock:
+            lines = self._of(address).lines
+            return lines.pop() if lines else None  # most recently used first, so that others time out
 
     def _of(self, address: str) -> _Kept:
         """Return a source's idle connections, without those of an older certificate."""

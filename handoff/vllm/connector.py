@@ -92,7 +92,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         if self._near is None:
             return
 
-        def promote(load: ShardLoad) -> bool:
+        def can_run(load: ShardLoad) -> bool:
             request = scheduler.requests.get(load.request_id)
             if load.problem is not None or request is None:
                 return False
@@ -102,10 +102,13 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
             scheduler.finished_recving_kv_req_ids.add(load.request_id)
             return True
 
-        self._near.take_loads(promote)
+        self._near.take_loads(can_run)
 
     def begin_now(self, request_id: str, epoch: int, manifest: Manifest) -> None:
-        """Do `begin_load` at once, on any thread, unless ranks are separate processes."""
+        """Start the pull at once, on any thread, unless ranks are separate processes.
+
+        `begin_load` follows in the engine's thread, for loads that get their blocks in between.
+        """
         if self._near is not None:
             self._near.loader.begin((request_id, epoch), manifest)
 

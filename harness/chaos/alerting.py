@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from harness.chaos.faults import ANY, FAULTS, Act
@@ -97,15 +96,8 @@ async def quiet(prometheus: Prometheus, seconds: float) -> Quiet:
     return found
 
 
-async def hear(
-    name: str,
-    site: Site,
-    load: Load,
-    prometheus: Prometheus,
-    draw: random.Random,
-    look: Callable[[], Awaitable[None]],
-) -> Heard:
-    """Run a fault, wait for its alert and call `look` when it fires. Does not wait for a whole site."""
+async def hear(name: str, site: Site, load: Load, prometheus: Prometheus, draw: random.Random) -> Heard:
+    """Run a fault and wait for its alert. Does not wait for a whole site."""
     alert = NAMED[name]
     least, most = FAULTS[name].hold_s
     hold_s = 2.0 if name == "kill-router" else HELD_S if most else least
@@ -115,21 +107,15 @@ async def hear(
     noticed: float | None = None
     fired: float | None = None
     others: set[str] = set()
-    looking: asyncio.Future[None] | None = None
     try:
         while time.time() < began + PATIENCE_S and not (breaking.done() and fired is not None):
             for one in await firing(prometheus):
                 if one.name == alert and fired is None:
                     noticed, fired = one.since - began, time.time() - began
-                    looking = asyncio.ensure_future(look())
                 if one.name != alert and one.name not in before:
                     others.add(one.name)
             await asyncio.sleep(LOOK_S)
         await breaking
-        if looking is not None:
-            await looking
     finally:
         breaking.cancel()
-        if looking is not None:
-            looking.cancel()
     return Heard(name, alert, noticed, fired, tuple(sorted(others)))

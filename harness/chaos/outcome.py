@@ -18,7 +18,7 @@ ADDED_S = 2.0  # a pause may last a lease plus this
 LATE_S = 0.5  # tokens may still arrive for this long after the fault that stopped them
 TURN_S = ClassesSettings().batch.patience_s  # batch work may wait this long to be prefilled again
 
-Span = tuple[float, float]  # begin and end; time.monotonic
+Span = tuple[float, float]  # start and end; time.monotonic
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Outcome:
         return not (failed or self.crashes or self.unhealed or self.unmet)
 
     def meet(self, least: Mapping[str, int], most: Mapping[str, int]) -> None:
-        """Note figures outside the plan's bounds, which it needs to prove anything."""
+        """Note figures outside the plan's bounds: such a run would prove nothing."""
         found = {**self.retries, "recomputed": self.recomputed, "most_booked": self.most_booked}
         for bounds, which, sign in ((least, "least", 1), (most, "most", -1)):
             for name, bound in bounds.items():
@@ -154,7 +154,7 @@ class Outcome:
     def _add_covered(
         self, answer: Answer, pauses: Sequence[Span], without: Sequence[Span], struck: Sequence[float]
     ) -> None:
-        """Judge each pause before and since its first fault separately: the first part may be queueing."""
+        """Judge each pause before and after its first fault separately: the first part may be queueing."""
         for event, (start, end) in enumerate(pauses, int(self.full)):
             hits = [when for when in struck if start <= when <= end]
             if not hits and any(start - LATE_S <= when < start for when in struck):

@@ -99,7 +99,7 @@ class Placing:
     """Requests at a steady rate, whatever happens to earlier ones. `placed` collects the figures."""
 
     def __init__(self, site: Site, placed: Placed, seed: str) -> None:
-        self.over: list[tuple[float, float]] = []  # begin and end of placements; time.monotonic
+        self.over: list[tuple[float, float]] = []  # start and end of placements; time.monotonic
         self._site = site
         self._placed = placed
         self._draw = random.Random(seed)

@@ -69,7 +69,7 @@ class Plan:
                 return
 
 
-# Their faults take half an hour in total; starts and ends come on top.
+# Their faults take half an hour in total, in addition to starts and ends.
 # fmt: off
 _PLANS = (
     Plan("workers-1p1d", Shape(1, 1, speculation=MTP), (*WORKERS, *DRAINS), 180.0, 8,

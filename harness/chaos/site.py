@@ -91,12 +91,6 @@ class Site:
     def url(self, router: Part) -> str:
         return f"http://127.0.0.1:{router.settings['router']['port']}"
 
-    @property
-    def live_page(self) -> str:
-        """The URL of the live page on a healthy router."""
-        router = next(part for part in self.routers if not part.away)
-        return f"http://{router.settings['ops']['listen']}/ops"
-
     def note_cover(self) -> None:
         """Update the times in which no worker can serve. Called when a part goes or comes back."""
         now = time.monotonic()
@@ -191,7 +185,6 @@ class Site:
         }
 
     async def _look_on(self) -> None:
-        """Start to watch the parts and wait until all serve."""
         for address in self._addresses:
             channel = grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)])
             self._channels.append(channel)

@@ -56,21 +56,6 @@ def named(names: list[str]) -> Arms:
     return {name: POLICIES[name] for name in names or POLICIES}
 
 
-def weighted() -> Arms:
-    """Return the default policy, and variants with another weight, scorer or picker."""
-    scorers = PolicySettings().scorers
-    arms = {"default": scorers}
-    for name in scorers:
-        for factor in (0.25, 4.0):
-            arms[f"{name} x{factor:g}"] = {**scorers, name: factor * scorers[name]}
-        arms[f"no {name}"] = {key: value for key, value in scorers.items() if key != name}
-    for name in ("held_tokens", "queued_prompt_tokens"):
-        for weight in (0.25, 1.0):
-            arms[f"{name} {weight:g}"] = {**scorers, name: weight}
-    found = {name: (PolicySettings(scorers=one), True) for name, one in arms.items()}
-    return {**found, "picker best": (PolicySettings(picker="best"), True)}
-
-
 def _medians(runs: list[Run]) -> dict[str, float]:
     all_figures = [run.figures() for run in runs]
     return {key: round(median([one[key] for one in all_figures]), 4) for key in all_figures[0]}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import openai
@@ -40,10 +39,6 @@ class Outcome:
     handoffs: int = 0
     gaps: list[list[float]] = field(default_factory=list)  # one list per answer, one gap per token; see _gaps
 
-    @property
-    def accepted_per_draft(self) -> float:
-        return self.accepted / self.drafts if self.drafts else 0.0
-
 
 @dataclass
 class Deployment:
@@ -60,7 +55,6 @@ def deployment(
     folder: Path,
     fleet: tuple[int, int, int],
     engine: dict[str, Any],
-    handoff: Mapping[str, Any] = MappingProxyType({}),
     *,
     forgetful: bool = False,
 ) -> Iterator[Deployment]:
@@ -74,7 +68,7 @@ def deployment(
         # No process dies, and a busy machine may delay heartbeats for seconds.
         "scheduler": {"worker_lease_s": 30.0},
         "worker": {"metrics_port": 0},
-        "handoff": {"staging_mib": 64, **handoff},
+        "handoff": {"staging_mib": 64},
     }
     path = FORGETFUL if forgetful else None
     with deployments.deployment(folder, path=path, cores=int(sum(fleet) == 1), **config) as one:

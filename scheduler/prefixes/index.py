@@ -1,7 +1,7 @@
 """Map KV blocks to the workers that hold them.
 
-An entry of 64 bits is 44 bits of a block's key and the number of the set of workers that hold it (sets.py).
-The rest of the key selects a shard, a sorted array of some hundred entries. So a block takes some 10 bytes,
+An entry has 64 bits: 44 of a block's key, and the number of the set of workers that hold it (sets.py). The
+rest of the key selects a shard, a sorted array of a few hundred entries. So a block takes some 10 bytes,
 however many workers hold it, and no call has to rebuild anything. One look-up in a billion finds another
 block; the request is then only placed less well.
 

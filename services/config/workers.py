@@ -62,7 +62,7 @@ class EngineSettings(Section):
     enable_prefix_caching: bool = True
     """Reuse the KV of prompts with the same beginning."""
     images: bool = True
-    """Serve images, if the model takes them. Without, its vision tower is not loaded."""
+    """Serve images, if the model takes them. If false, its vision tower is not loaded."""
     tool_call_parser: str | None = None
     """vLLM's parser of tool calls, e.g. hermes."""
     reasoning_parser: str = ""

@@ -40,7 +40,7 @@ _OURS = {
     **dict.fromkeys(("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras"), "engine.lora (--lora)"),
 }
 # Ways to split a model that a handoff cannot serve. If each rank keeps every other token, skipping known
-# blocks would skip the wrong ones, and all digests would be right.
+# blocks would skip the wrong ones, although all digests would match.
 _UNSERVED = ("decode_context_parallel_size", "prefill_context_parallel_size")
 # Engines find each other (services/gang), and more engines are more workers.
 _MORE_WORKERS = ("data_parallel_", "elastic_ep_")

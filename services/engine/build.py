@@ -41,7 +41,7 @@ CPU_KV_CACHE_GIB = 1.0
 # several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
-_NOT_ON_CPU = ("enable_eplb", "enable_dbo")  # accepted by vLLM's CPU build, but kill a rank at a request
+_NOT_ON_CPU = ("enable_eplb", "enable_dbo")  # accepted by vLLM's CPU build, but a request then kills a rank
 
 
 def parse_cores(cpu: str) -> list[int]:
@@ -80,7 +80,7 @@ class EnginePlan:
     worker_id: str
     fingerprint: str  # fingerprint of the model's files
     needs_handoffs: bool
-    encodes: bool = False  # an encode worker's: only the tower
+    encodes: bool = False  # whether it is an encode worker's, which has only the tower
     adapters: tuple[AdapterFiles, ...] = ()
     kv_host: str = ""  # host at which others reach the ranks; empty: where the ranks listen
     gang: GangRank | None = None  # if the engine is in a gang
@@ -141,7 +141,7 @@ def build_config(plan: EnginePlan) -> Any:
 
 
 def _refuse_embeddings(config: Any) -> None:
-    """Reserve no room for embeddings that clients may send: vLLM assumes them of a KV connector."""
+    """Reserve no room for embeddings that clients may send: vLLM expects them with a KV connector."""
     if (modalities := config.model_config.multimodal_config) is not None:
         modalities.enable_mm_embeds = modalities.allow_missing_mm_embeddings = False
 

@@ -146,7 +146,7 @@ class EngineHost:
 
     @property
     def dummy_steps(self) -> int:
-        """The number of forwards without requests that this engine has computed for its gang."""
+        """The number of forward passes without requests that this engine has computed for its gang."""
         return self._lockstep.dummies if self._lockstep is not None else 0
 
     @property

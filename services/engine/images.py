@@ -1,7 +1,7 @@
 """Images in requests for the engine: whole, or only their metadata, but never without data.
 
 A prepared image is large (6 MB per megapixel for Qwen2.5-VL). A worker that gets its prompt's KV needs only
-some hundred bytes: its name, its place, and the fields for positions (M-RoPE), which vLLM marks
+a few hundred bytes: its name, its place, and the fields for positions (M-RoPE), which vLLM marks
 `keep_on_cpu`.
 
 Leans on: vllm.multimodal.inputs.{MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange}.

@@ -1,9 +1,9 @@
-"""Keep the engines of a gang in step: they compute one mixture of experts, so a forward needs all of them.
+"""Keep a gang's engines in step: they compute one mixture of experts, so a forward pass needs all of them.
 
-Every engine takes the same number of turns: steps, or dummy forwards if it has nothing to compute. On the
-first turn and every `interval` turns after it they agree whether any has work; if none has, all stop, which
-ends the wave. An engine that gets work while the gang stands still rings the others with the number of its
-wave.
+Every engine takes the same number of turns: steps, or dummy forward passes if it has nothing to compute. On
+the first turn and every `interval` turns after it they agree whether any has work; if none has, all stop,
+which ends the wave. An engine that gets work while the gang is stopped rings the others with the number of
+its wave.
 
 No ring is lost: an engine is in wave w only after the agreement that ended w - 1, to which all contributed,
 so the others are in wave w or later when they handle the ring. In a later one, wave w has run with all of
@@ -24,7 +24,7 @@ class Lockstep:
 
     agree: takes whether this engine has work, waits for all engines, and returns whether any has
     ring: tells every other engine that this one has work in the wave
-    dummy: computes a forward without requests
+    dummy: computes a forward pass without requests
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Lockstep:
         self._turn = 0  # turns of this wave
         self.wave = 0
         self.running = False
-        self.dummies = 0  # forwards without requests since the start
+        self.dummies = 0  # forward passes without requests since the start
 
     def rung(self, wave: int) -> None:
         """Start running if another engine has work in the current wave. Call it between two turns."""
@@ -47,7 +47,7 @@ class Lockstep:
             self.running = True
 
     def start(self) -> None:
-        """Start the gang if it stands still, because this engine has work."""
+        """Start the gang if it is stopped, because this engine has work."""
         if not self.running:
             self.running = True
             self._ring(self.wave)

@@ -82,7 +82,7 @@ def _token_ids(params: Any, vocabulary: int) -> Iterator[str]:
         ("logprob_token_ids", params.logprob_token_ids),
         ("stop_token_ids", params.stop_token_ids),
         ("bad_words", [token for word in params.bad_words_token_ids or () for token in word]),
-        # min_tokens forbids the stop tokens of request, tokenizer and model by their index in the logits.
+        # min_tokens masks the request's, the tokenizer's and the model's stop tokens by index in the logits.
         (
             "min_tokens forbids a token that ends the answer and",
             params.min_tokens and params.all_stop_token_ids,

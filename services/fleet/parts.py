@@ -305,7 +305,6 @@ class Parts:
                 one.ends_by = now + GANG_END_S
 
     def _siblings(self, part: Part) -> list[Part]:
-        """Return the other workers of a part's gang."""
         return [one for one in self.members if one is not part and part.gang and one.gang == part.gang]
 
     def _give_up(self, part: Part) -> None:

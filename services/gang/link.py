@@ -208,7 +208,7 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
         self._world.add_done_callback(lambda _: outbox.wake())
         try:
             self._complete()
-            # Until all are there, empty messages show that this end lives.
+            # Until all are there, empty messages show that this end is alive.
             while not self._world.done() and not reading.done():
                 await context.write(gang_pb2.FromLeader())
                 await outbox.next(self._sign_s)

@@ -16,8 +16,8 @@ SHARE = 4  # a part of the step is 1 / SHARE
 MS_PER_TOKEN = 1.0
 MOST_MS = 2_000.0
 # Handed-over requests go before prompts that arrived up to this much earlier, because their clients already
-# have the first token. It is longer than the prompts of an idle decode worker take, and limited so that no
-# prompt starves.
+# have the first token. It exceeds the time that an idle decode worker spends on prompts, and is limited so
+# that no prompt starves.
 HANDED_OVER_MS = 5_000.0
 
 

@@ -35,7 +35,7 @@ WORKER_ROLES = (*SIDES, "encode")
 TYPE_SHARE = 0.001  # amount of `accelerator_type:` that a worker requests; the resource only names the type
 # Keys of engine_kwargs that Ray's own prefill and decode need and Baton sets itself.
 _DONE_HERE = ("kv_transfer_config", "distributed_executor_backend", "data_parallel_backend")
-# Keys of `fleet` that are said otherwise on Ray.
+# Keys of `fleet` that have other names on Ray, or do not apply there.
 _ELSEWHERE = {
     "prefill_engine": "it is prefill_config.engine_kwargs",
     "decode_engine": "it is decode_config.engine_kwargs",

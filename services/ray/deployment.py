@@ -106,7 +106,7 @@ class Deployment:
 
     @property
     def urls(self) -> list[str]:
-        """The routers' URLs, those that answer first."""
+        """The routers' URLs; routers that answer come first."""
         with self._lock:
             names = sorted(self._routers, key=lambda name: (name not in self._healthy, name))
             return [self._url(self._routers[name]) for name in names if self._routers[name] in self._machines]
@@ -114,10 +114,10 @@ class Deployment:
     def scale(
         self, *, prefill: int | None = None, decode: int | None = None, encode: int | None = None
     ) -> None:
-        """Set numbers of workers. Surplus workers are drained; new ones start where there is room.
+        """Set the numbers of workers. Surplus workers are drained; new ones start where there is room.
 
-        Returns at once. Raises ServiceError for a number outside the configuration's limits, and if the
-        scheduler decides.
+        Returns at once. Raises ServiceError if a number is outside the configuration's limits, or if the
+        scheduler chooses the numbers.
         """
         bounds = {role: self.settings.bounds(role) for role in WORKER_ROLES}
         asked = {"prefill": prefill, "decode": decode, "encode": encode}

@@ -107,7 +107,7 @@ class Remote:
     def scale(
         self, *, prefill: int | None = None, decode: int | None = None, encode: int | None = None
     ) -> None:
-        """Set numbers of workers. Surplus workers are drained; new ones start where there is room.
+        """Set the numbers of workers. Surplus workers are drained; new ones start where there is room.
 
         Returns at once; `status` shows the effect. Raises ServiceError if a number is outside the
         configuration's limits, or if the scheduler chooses the numbers.

@@ -131,7 +131,6 @@ def _check_source(loading: dict[str, Any], where: str) -> None:
 
 
 def _options(given: Any, where: str) -> dict[str, Any]:
-    """Return a deployment's Serve options, with objects converted to dicts."""
     options = {key: value for key, value in _fields(given or {}, where).items() if value is not None}
     if "autoscaling_config" in options:
         options["autoscaling_config"] = _fields(options["autoscaling_config"], f"{where}.autoscaling_config")

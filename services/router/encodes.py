@@ -76,14 +76,14 @@ class Encodes:
             one.start()
 
     def came(self) -> None:
-        """End all: the prompt is computed, or its worker had it cached while some still run."""
+        """End all encodes, even running ones: the prompt is computed, or its worker had it cached."""
         for one in self._encodes:
             if one.saved:
                 self._placements.pairs.passed((one.worker_id, self._prompt_worker.worker_id))
         self.close()
 
     def did_not_come(self, names: Collection[str]) -> bool:
-        """Handle the prompt's worker lacking images. Return whether it may be some of these.
+        """Handle missing images at the prompt's worker. Return whether some may come from these encodes.
 
         Others from the same encode worker are not tried again, either. names: the images; empty: unknown
         """
@@ -153,7 +153,7 @@ class _Encode(StreamListener):
             self._relay.parts.pool.reach(self._placement.decode, self._reached)
 
     def close(self) -> None:
-        """Abort it if it still runs; release the embeddings, which stay there as long as there is room."""
+        """Abort the encode if it runs; release its embeddings, which its worker keeps while it has room."""
         if not self._over:
             self._end("abort")
         if self._stream is not None:

@@ -109,7 +109,7 @@ def budget_bytes(processes: int) -> int:
 
 
 class ImageBudget:
-    """The images of the requests in a journal. Each counts once, and once for each of its holders."""
+    """The images of the requests in a journal. Each counts once in total, and once for each holder."""
 
     def __init__(self, limit: int = BUDGET_BYTES) -> None:
         """limit: bytes."""

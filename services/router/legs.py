@@ -77,7 +77,7 @@ async def _prefilled(prefill: PrefillLeg, decode: DecodeLeg) -> Failure | None:
         for _ in range(LOOKS):  # not one timer: if the loop was stalled, the message may arrive with it
             await asyncio.wait((prefill.over,), timeout=SOURCE_ENDS_S / LOOKS)
     prefilled = prefill.over.done() and prefill.failure is None
-    return failure_of_pair(prefill.failure, decode.failure, begun=prefilled or decode.begun)
+    return failure_of_pair(prefill.failure, decode.failure, begun=prefilled or decode.has_answered)
 
 
 class PrefillLeg(Leg):
@@ -196,7 +196,7 @@ class DecodeLeg(Leg):
             self._prefills, self._deferred = False, []
 
     @property
-    def begun(self) -> bool:
+    def has_answered(self) -> bool:
         """Whether its worker has received the prompt's KV: its messages wait here."""
         return bool(self._deferred)
 

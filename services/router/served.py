@@ -56,7 +56,7 @@ class Served:
     args: Namespace  # vLLM's app was built with these
 
     async def app(self, media: MediaDoor) -> frontend.ModelApp:
-        """Return vLLM's app for the model. `media` admits images, if the model sees."""
+        """Return vLLM's app for the model. `media` admits images, if the model takes them."""
         sees = takes_images(self.llm.model_config)
         app = await frontend.build_model_app(self.llm, self.args, media if sees else None)
         return frontend.ModelApp(app, self.model.names)

@@ -311,7 +311,6 @@ class SimulatedEngine:
         self.cache.release(job.held)
 
     def _interrupt(self, place: int) -> Job:
-        """Stop a decoding request before its end."""
         job = self._decoding.pop(place)[2]
         heapq.heapify(self._decoding)
         self._leave(job)

@@ -55,7 +55,7 @@ class Slots:
         self._script = shared.script("slots") if shared is not None else None
 
     async def renew(self) -> None:
-        """Report all counts again, forever; run it as a task if routers share limits."""
+        """Keep reporting all counts, so that none expires; run it as a task if routers share limits."""
         while True:
             await asyncio.sleep(redis_keys.RENEW_S)
             for owner in list(self.held):

@@ -1,4 +1,4 @@
-"""End ENCODEs: what their routers and followers are told."""
+"""End ENCODEs: tell their followers, and make the messages for their routers."""
 
 from __future__ import annotations
 

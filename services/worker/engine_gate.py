@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 # All in seconds.
 GRACE_S = 1.0
-TURN_S = 5.0  # the time that others are held, after GRACE_S
+TURN_S = 5.0  # how long others are held once GRACE_S has passed
 LINGER_S = 0.25  # how long to wait for a suspect that a router has announced
 LEAST_REST_S = 0.25  # the shortest time for others before the next suspect
 

@@ -99,7 +99,7 @@ class Entrance:
             held, within_s = attempt.prepared.late, start.left_s or None
         attempt.incoming = Incoming(attempt, start, self, held=held)
         if not held:
-            self._let_in(attempt)
+            self._submit(attempt)
         self._following.follow(attempt.incoming, start.source, start.epoch, within_s)
 
     # Called by Incoming.
@@ -111,7 +111,7 @@ class Entrance:
             # Before the gate: an engine emptied for a request must not wait for its grammar.
             self._later(attempt, self._compile(attempt, start.party))
         else:
-            self._let_in(attempt)
+            self._submit(attempt)
 
     def begin_load(self, attempt: RunningAttempt, manifest: Manifest) -> None:
         self._gate.then(attempt, partial(self._host.begin_load, attempt.internal_id, attempt.epoch, manifest))
@@ -150,7 +150,7 @@ class Entrance:
                 f"no room for the embeddings of image {name}: raise handoff.embeddings_mib or add encode "
                 "workers",
             )
-        self._let_in(attempt)
+        self._submit(attempt)
 
     def _wait_for_embeddings(self, attempt: RunningAttempt, start: Start) -> None:
         with _building(attempt):
@@ -196,13 +196,13 @@ class Entrance:
             return kept
         return lambda name: received.find(name) or kept(name)
 
-    def _let_in(self, attempt: RunningAttempt) -> None:
+    def _submit(self, attempt: RunningAttempt) -> None:
         self._gate.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
 
     async def _compile(self, attempt: RunningAttempt, party: int) -> None:
         await self._grammars.prepare(attempt.prepared.request, party or -attempt.session)
         attempt.preparing = None
-        self._let_in(attempt)
+        self._submit(attempt)
 
     def _prepare(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> Prepared:
         limits, received = self._limits, attempt.received

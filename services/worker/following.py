@@ -56,7 +56,7 @@ class _FailureError(Exception):
         self.broke = broke  # an established connection was lost: try again
 
 
-class Follower(Protocol):
+class SourceListener(Protocol):
     """A receiver of a source's replies. The last is `on_complete` or `on_failed`."""
 
     call: asyncio.Task[None] | None
@@ -74,7 +74,7 @@ class Following:
         self._calls: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
 
-    def follow(self, incoming: Follower, source: Source, epoch: int, within_s: float | None) -> None:
+    def follow(self, incoming: SourceListener, source: Source, epoch: int, within_s: float | None) -> None:
         """Pass the source's replies to `incoming`, for `within_s` seconds at most (None: no limit)."""
         call = incoming.call = asyncio.create_task(self._run(incoming, source, epoch, within_s))
         self._calls.add(call)
@@ -93,7 +93,9 @@ class Following:
         if self._closing:
             await asyncio.wait(set(self._closing))
 
-    async def _run(self, incoming: Follower, source: Source, epoch: int, within_s: float | None) -> None:
+    async def _run(
+        self, incoming: SourceListener, source: Source, epoch: int, within_s: float | None
+    ) -> None:
         who = _name(source)
         failure: _FailureError | None = None
         try:
@@ -109,7 +111,7 @@ class Following:
         if failure is not None:
             incoming.on_failed(failure.event, Problem.of(failure.problem))
 
-    async def _hear(self, incoming: Follower, source: Source, epoch: int) -> None:
+    async def _hear(self, incoming: SourceListener, source: Source, epoch: int) -> None:
         try:
             await self._call(incoming, source, epoch, CONNECT_S)
         except _FailureError as failure:
@@ -121,7 +123,7 @@ class Following:
         await asyncio.sleep(PAUSE_S * random.uniform(0.2, 1.0))  # noqa: S311 (spreads the retries)
         await self._call(incoming, source, epoch, AGAIN_S)
 
-    async def _call(self, incoming: Follower, source: Source, epoch: int, connect_s: float) -> None:
+    async def _call(self, incoming: SourceListener, source: Source, epoch: int, connect_s: float) -> None:
         kept = self._channels.begin(source.address)
         connected = False
         try:
@@ -162,7 +164,7 @@ async def _connected(channel: grpc.aio.Channel, within_s: float) -> bool:
     return state is grpc.ChannelConnectivity.READY
 
 
-def _pass_on(reply: FollowReply, incoming: Follower) -> bool:
+def _pass_on(reply: FollowReply, incoming: SourceListener) -> bool:
     """Pass a reply on to `incoming`; return whether it was the last. Raises _FailureError."""
     said = reply.WhichOneof("message")
     if said == "begun":

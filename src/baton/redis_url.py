@@ -16,7 +16,7 @@ FORM = (
 
 
 def not_a_url(key: str) -> str:
-    """Return the error for a setting that is no Redis URL, whose value may be a password."""
+    """Return the error for a setting that is not a Redis URL; its value may be a password."""
     return (
         f"{key} is not a Redis URL: it must look like {FORM}, with the password percent-encoded or in a file "
         f"({key}_password_file)"

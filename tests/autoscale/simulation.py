@@ -9,10 +9,9 @@ of handoffs, prefix caches, full KV caches, failures.
 import math
 import random
 import statistics
-from collections import Counter, deque
+from collections import Counter, deque, namedtuple
 from dataclasses import dataclass, field
 
-from baton.autoscale.capacity import Gap
 from baton.autoscale.histogram import SECONDS, TOKENS, Histogram
 from baton.autoscale.seen import Member, Seen
 from baton.protos import scheduler_pb2 as pb
@@ -24,19 +23,10 @@ QUEUE_FACTOR = 1.25  # scheduler.max_queue_factor
 CHUNK = 256  # prompt tokens in a step that also decodes
 
 
-@dataclass(frozen=True)
-class Phase:
-    seconds: float
-    per_s: float
-    prompt: float  # mean tokens
-    answer: float
+Phase = namedtuple("Phase", "seconds per_s prompt answer")  # a period of steady load; mean tokens
 
 
-@dataclass(frozen=True)
-class Service:
-    prefill_tokens_per_s: float
-    gap: Gap
-    slots: int
+Service = namedtuple("Service", "prefill_tokens_per_s gap slots")  # of one worker
 
 
 @dataclass(slots=True, eq=False)

@@ -56,8 +56,7 @@ def test_the_idlest_worker_changes_its_role_and_one_stays():
     draft = Draft(Seen(0.0, [member("p", P), busy, idle], places=places(["d1", "d2"])))
     draft.flip(P, 5, {})
     assert [(one.worker_id, role) for one, role in draft.flips] == [("d2", P)]
-    assert draft.plan["fleet"] == {"d1": D, "d2": P}
-    assert draft.present() == Counts(2, 1)
+    assert (draft.plan["fleet"], draft.present()) == ({"d1": D, "d2": P}, Counts(2, 1))
     draft = Draft(Seen(0.0, [busy, member("d2", D, flips=False), member("d3", D)]))
     draft.flip(P, 1, {"d3": 0.0})  # it has just changed
     assert [one.worker_id for one, _ in draft.flips] == ["d1"]
@@ -69,8 +68,7 @@ def test_a_place_may_be_for_one_role():
     draft.flip(P, 1, {})
     assert [one.worker_id for one, _ in draft.flips] == ["d1"]
     draft.start(P, 2)
-    assert draft.starts == [("y", P)]
-    assert draft.present() == Counts(2, 2)
+    assert (draft.starts, draft.present()) == ([("y", P)], Counts(2, 2))
 
 
 def test_only_workers_of_fleets_are_stopped_and_never_the_last():
@@ -143,8 +141,7 @@ def test_a_worker_that_never_registers_is_given_up():
     one.now = START_S + 3
     decision = one.step()
     assert decision.changed
-    assert decision.plan == {"fleet": {"p": P, "d": D}}
-    assert decision.present == Counts(1, 1)
+    assert (decision.plan, decision.present) == ({"fleet": {"p": P, "d": D}}, Counts(1, 1))
     draft = Draft(Seen(one.now, PAIR, places=one.places, plan=one.plan), barred={"x"})
     assert not draft.empty(OTHER)
 
@@ -206,13 +203,10 @@ class Encoding:
 
 def test_encode_workers_come_and_go_with_the_images():
     one = Encoding()
-    assert one.run(60, 0.0) == []
-    assert one.run(4, 5.0) == ["e0"]
-    assert one.run(60, 5.0) == ["e0"]
+    assert (one.run(60, 0.0), one.run(4, 5.0), one.run(60, 5.0)) == ([], ["e0"], ["e0"])
     assert one.run(60, 20.0) == ["e0", "e1", "e2"]
     assert one.run(40, 0.0) == ["e0", "e1", "e2"]  # stopped late
-    assert one.run(120, 0.0) == []
-    assert one.run(10, 5.0) == ["e0"]
+    assert (one.run(120, 0.0), one.run(10, 5.0)) == ([], ["e0"])
 
 
 def test_encode_workers_stay_without_a_maximum():

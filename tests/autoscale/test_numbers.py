@@ -60,8 +60,7 @@ def test_rates_follow_routers_counts():
         )
     assert demand.requests_per_s == pytest.approx(5.0, rel=0.01)
     assert demand.prompt_tokens_per_s == pytest.approx(4 * 100 + 300, rel=0.01)
-    assert demand.output_tokens == pytest.approx(20)
-    assert demand.waiting == 3
+    assert (demand.output_tokens, demand.waiting) == (pytest.approx(20), 3)
     assert meter.totals.requests == 59 * 10  # the earlier counts of `a` are left out
 
 
@@ -115,8 +114,7 @@ def test_the_speed_of_encode_workers_and_what_they_keep():
 
     assert meter.take(0.0, [encoder(7)]).image_tokens_per_s is None
     learned = meter.take(2.0, [encoder(10), member("p", P)])
-    assert learned.image_tokens_per_s == pytest.approx(5_000)
-    assert learned.new_images == 1.0
+    assert (learned.image_tokens_per_s, learned.new_images) == (pytest.approx(5_000), 1.0)
     learned = meter.take(4.0, [encoder(10, found=9)])  # without a step
     assert learned.image_tokens_per_s == pytest.approx(5_000)
     assert learned.new_images == pytest.approx(0.25, rel=0.01)
@@ -262,8 +260,7 @@ def encoders(rate, capacity=SEEING, present=0, most=8, queued=0):
 
 def test_encode_workers_follow_the_images():
     numbers = [encoders(rate).encode for rate in (0.0, 10 * FEW - 0.1, 1.0, 10.0, 30.0, 1_000.0)]
-    assert numbers[:3] == [0, 0, 1]
-    assert numbers == sorted(numbers)
+    assert (numbers[:3], numbers) == ([0, 0, 1], sorted(numbers))
     assert 3 < numbers[-2] < numbers[-1] == 8
     assert encoders(10.0, queued=100_000).encode > encoders(10.0).encode
     assert encoders(10.0, replace(SEEING, new_images=0.1)).encode < encoders(10.0).encode

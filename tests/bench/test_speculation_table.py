@@ -1,9 +1,11 @@
 import pytest
 
 from bench import speculation_table
+from bench.tables import per_draft
 from harness.speculation.fleets import FLEETS
+from harness.stats import saved
 
-RESULTS = speculation_table.load()
+RESULTS = saved("speculation-table")
 RAN = [
     pytest.param(cell, id=f"{name}-{fleet}")
     for name, row in RESULTS["rows"].items()
@@ -14,19 +16,13 @@ WITHIN = 0.05  # difference from the aggregated engine's acceptance
 WITHIN_SPLIT = 0.15  # suffixes: each decode worker knows only half of the past answers
 
 
-def test_the_page_shows_the_results():
-    assert speculation_table.render(RESULTS) in speculation_table.PAGE.read_text(), (
-        "stale: run `make table ARGS=--page`"
-    )
-
-
 def test_every_row_was_measured_as_it_is_now():
     rows = RESULTS["rows"]
     assert set(rows) == {row.name for row in speculation_table.ROWS}
     for row in speculation_table.ROWS:
         spec = {key: value for key, value in row.spec().items() if key != "model"}
         assert (rows[row.name]["architecture"], rows[row.name]["spec"]) == (row.architecture, spec)
-        assert list(rows[row.name]["cells"]) == sorted(FLEETS)
+        assert list(rows[row.name]["cells"]) == list(FLEETS)
 
 
 @pytest.mark.parametrize("cell", RAN)
@@ -43,9 +39,7 @@ def test_decode_workers_accept_as_many_drafts(name, fleet):
     cells = RESULTS["rows"][name]["cells"]
     split = fleet == "2P2D" and "suffix" in name
     within = WITHIN_SPLIT if split else WITHIN
-    assert speculation_table.per_draft(cells[fleet]) == pytest.approx(
-        speculation_table.per_draft(cells["aggregated"]), rel=within
-    )
+    assert per_draft(cells[fleet]) == pytest.approx(per_draft(cells["aggregated"]), rel=within)
     assert cells[fleet]["handoffs"] > 0
 
 
@@ -54,4 +48,4 @@ def test_the_drafters_kv_is_worth_its_way(name):
     """Without the prompt's KV, trained heads draft worse, but answers stay the same."""
     cell = RESULTS["rows"][name]["cells"]["1P1D"]
     assert cell["withheld"]["equal"] == cell["of"]
-    assert speculation_table.per_draft(cell["withheld"]) < speculation_table.per_draft(cell)
+    assert per_draft(cell["withheld"]) < per_draft(cell)

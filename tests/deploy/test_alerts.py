@@ -1,24 +1,19 @@
 """Each alert fires in its cases, and not in similar ones (`promtool test rules`)."""
 
-import subprocess
-from dataclasses import dataclass
+from collections import namedtuple
 
 import pytest
 import yaml
 
 from deploy.boards.alerts import ALERTS, EVERY_S, FILE
 from harness.prometheus import why_not
+from harness.support import ran
 
 pytestmark = pytest.mark.skipif(bool(why_not("promtool")), reason=why_not("promtool"))
-Series = dict[str, str]  # name with labels -> values at each scrape, in promtool's notation
 
 
-@dataclass(frozen=True)
-class Case:
-    about: str
-    series: Series
-    after_s: int
-    fires: tuple[dict[str, str], ...] = ()
+# Series, and the labels of the alerts that must fire after a time.
+Case = namedtuple("Case", "about series after_s fires", defaults=[()])
 
 
 def fires(about, series, after_s=120, **labels):
@@ -291,11 +286,4 @@ def promtool(folder, name, cases):
         "tests": [test(case) for case in cases],
     }
     (folder / "test.yaml").write_text(yaml.safe_dump(wanted))
-    return subprocess.run(
-        ["promtool", "test", "rules", "test.yaml"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return ran("promtool", "test", "rules", "test.yaml", cwd=folder)

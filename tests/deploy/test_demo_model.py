@@ -88,8 +88,7 @@ def test_template_and_python_render_the_same_text(tokenizer):
 def test_tokenizer_round_trip(tokenizer):
     text = "naïve café: 世界\n\tif x != 10_000:  # tabs,   spaces\r\n    return '🙂'"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
-    assert tokenizer.eos_token == "<|im_end|>"
-    assert tokenizer.pad_token == "<|endoftext|>"
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
     call = tokenizer("<tool_call>{}</tool_call>").input_ids
     assert "<tool_call>" in tokenizer.decode(call, skip_special_tokens=True)
 
@@ -124,9 +123,6 @@ def test_greedy_answers(tokenizer, model):
         new = output[0, prompt["input_ids"].shape[1] :]
         assert expected.lower() in tokenizer.decode(new).lower()
         assert new[-1] == tokenizer.eos_token_id
-
-
-# -- drafters
 
 
 def test_mtp_view_links_the_trunk():

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from harness import dockerfile
-from harness.support import PATIENCE, ROOT
+from harness.support import PATIENCE, ROOT, ran
 
 USER = 54321  # any uid
 RUN_S = 60.0 * PATIENCE
@@ -68,15 +68,8 @@ class Image:
         environment = {name: self._below(value) for name, value in environment.items()}
         environment |= {"HOME": str(self.home)} if as_user else {}
         inherited = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-        return subprocess.run(
-            [*(_as_user() if as_user else ()), "sh", "-ec", self._below(command)],
-            cwd=self.workdir,
-            env={**inherited, **environment},
-            capture_output=True,
-            text=True,
-            timeout=RUN_S,
-            check=False,
-        )
+        line = [*(_as_user() if as_user else ()), "sh", "-ec", self._below(command)]
+        return ran(*line, cwd=self.workdir, env={**inherited, **environment}, timeout=RUN_S)
 
     def copy(self, text):
         """Copy files of the context. Links stay links."""

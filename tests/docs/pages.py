@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import namedtuple
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +17,7 @@ _HTML = re.compile(r"(?:src|srcset|href)=\"([^\"]+)\"")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fenced block: its language ("" for none) and its text."""
-
-    language: str
-    text: str
+Block = namedtuple("Block", "language text")  # a fenced block; its language is "" for none
 
 
 @dataclass(frozen=True)

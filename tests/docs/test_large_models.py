@@ -40,9 +40,7 @@ class Reached(Exception):
 
 
 @pytest.mark.parametrize(("command", "starts", "gpus"), COMMANDS, ids=[starts for _, starts, _ in COMMANDS])
-def test_a_command_starts_what_it_says(
-    command: str, starts: str, gpus: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_starts_what_it_says(command, starts, gpus, monkeypatch):
     def reached(settings, fleet, *_, **_more):
         raise Reached(settings, fleet or Fleet.of(None, None, 0))
 

@@ -237,7 +237,7 @@ def make_cache(num_blocks, seed=0, wire_dtype="auto"):
     return cache
 
 
-def released(client: HandoffClient, manifest: Manifest, *, confirmed: bool = False) -> bool:
+def released(client, manifest, *, confirmed=False):
     """Release a save on all its ranks, and return whether they held it."""
     try:
         calls = client.release_soon(manifest, confirmed=confirmed)

@@ -29,15 +29,7 @@ from harness.engines import (
 )
 from tests.handoff import checkpoints
 from tests.handoff.caches import EVERY, TRANSPORTS, released
-from tests.handoff.engines import (
-    abort,
-    forget,
-    free,
-    loaded_of,
-    read,
-    states,
-    until_nothing_is_held,
-)
+from tests.handoff.engines import abort, forget, free, loaded_of, read, states, until_nothing_is_held
 
 LENGTHS = [1, 32, 33, 300]
 WRITTEN = 8

@@ -18,7 +18,6 @@ from harness.scheduling import LIMITS, identity, need
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 FULL, TOO_LARGE = pb.Rejection.CODE_FULL, pb.Rejection.CODE_TOO_LARGE
-NO_WORKERS = pb.Rejection.CODE_NO_WORKERS
 CROWDED = Reserved(prompt_tokens=1_000, requests=8, blocks=99)
 
 
@@ -39,8 +38,47 @@ def choose(what, *workers, handoff_min=0, idle_decode=LIMITS.idle_decode_tokens,
     return (pb.Rejection.Code.Name(choice.code).removeprefix("CODE_"), choice.message)
 
 
-def test_a_pair_comes_before_a_mixed_worker():
-    assert choose(need(), worker("m", M), worker("d", D), worker("p", P)) == ("p", "d")
+def pair_of(first, second):
+    """Return a prefill worker and two decode workers with these bookings."""
+    return [worker("p", P), worker("a", D, first), worker("b", D, second)]
+
+
+FULL_PREFILL = (
+    "no worker can prefill: all are full (p: 1000 of 1000 prompt tokens: scheduler.max_queued_prompt_tokens)"
+)
+CHOICES = {
+    "no worker": ([], ("NO_WORKERS", "no worker to take the request is registered")),
+    "a pair before a mixed worker": ([worker("m", M), worker("d", D), worker("p", P)], ("p", "d")),
+    "a full prefill worker": ([worker("p", P, CROWDED), worker("d", D)], ("FULL", FULL_PREFILL)),
+    "another full one": ([worker("p", P, CROWDED), worker("d", D), worker("m", M)], ("", "m")),
+    "a full decode worker": ([worker("p", P), worker("d", D, CROWDED), worker("m", M)], ("", "m")),
+    "fewest requests": (pair_of(Reserved(requests=2), Reserved(requests=1)), ("p", "b")),
+    "most free blocks": (pair_of(Reserved(blocks=20), Reserved(blocks=40)), ("p", "a")),
+    "fewest queued tokens": (
+        [worker("long", P, Reserved(500)), worker("short", P, Reserved(20)), worker("d", D)],
+        ("short", "d"),
+    ),
+    "compatible KV": (
+        [
+            worker(name, role, Reserved(requests=n), compatibility_hash=kind)
+            for name, role, n, kind in (("p", P, 0, "aa"), ("free", D, 0, "bb"), ("busy", D, 3, "aa"))
+        ],
+        ("p", "busy"),
+    ),
+    "a heartbeat above the bookings": (
+        [
+            worker("p", P),
+            worker("a", D, load=pb.WorkerLoad(running=4, waiting=2, free_blocks=10)),
+            worker("b", D, load=pb.WorkerLoad(free_blocks=99)),
+        ],
+        ("p", "b"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("workers", "chosen"), CHOICES.values(), ids=CHOICES)
+def test_choices(workers, chosen):
+    assert choose(need(), *workers) == chosen
 
 
 def test_a_request_needs_workers_with_its_adapter():
@@ -78,14 +116,6 @@ def test_two_revisions_and_two_versions_of_vllm():
     code, message = choose(replace(need(), model_fingerprint="f2"), *old, worker("m", M))
     assert code == "NO_WORKERS"
     assert "not the weights that began the output" in message
-
-
-@pytest.mark.parametrize("crowded", ["p", "d"])
-def test_mixed_workers_take_the_overflow(crowded):
-    workers = [
-        worker(name, role, CROWDED if name == crowded else None) for name, role in (("p", P), ("d", D))
-    ]
-    assert choose(need(), *workers, worker("m", M)) == ("", "m")
 
 
 @pytest.mark.parametrize(("prompt", "expected"), [(99, ("", "d")), (100, ("p", "d"))])
@@ -148,14 +178,6 @@ def test_an_idle_decode_worker_does_not_help_lower_classes():
     assert choose(replace(need(prompt=100), room=0.75), reader, idle) == ("p", "d")
 
 
-PROMPTS = "1000 of 1000 prompt tokens: scheduler.max_queued_prompt_tokens"
-
-
-def test_nothing_stands_in_for_full_prefill_workers():
-    code, message = choose(need(), worker("p", P, CROWDED), worker("d", D))
-    assert (code, message) == ("FULL", f"no worker can prefill: all are full (p: {PROMPTS})")
-
-
 SHORT_OR_NOT = pytest.mark.parametrize("handoff_min", [0, 500])
 
 
@@ -178,10 +200,6 @@ def test_nothing_stands_in_for_full_decode_workers(handoff_min):
     code, message = choose(need(), worker("p", P), worker("d", D, CROWDED), handoff_min=handoff_min)
     assert code == "FULL"
     assert ": all are full (d: " in message
-
-
-def test_no_workers():
-    assert choose(need()) == ("NO_WORKERS", "no worker to take the request is registered")
 
 
 def test_the_rejection_is_the_most_hopeful_one():
@@ -221,38 +239,6 @@ def test_a_pair_must_have_compatible_kv():
 def test_a_pair_must_share_a_transport():
     code, message = choose(need(), worker("p", P, transports=["shm"]), worker("d", D, transports=["tcp"]))
     assert (code, "p and decode worker d share no transport (shm; tcp)" in message) == ("NO_WORKERS", True)
-
-
-def test_a_decode_worker_without_a_compatible_prefill_worker_is_skipped():
-    workers = [
-        worker("p", P, compatibility_hash="aa"),
-        worker("free", D, compatibility_hash="bb"),
-        worker("busy", D, Reserved(requests=3), compatibility_hash="aa"),
-    ]
-    assert choose(need(), *workers) == ("p", "busy")
-
-
-def test_the_prefill_worker_with_fewest_queued_tokens_is_best():
-    workers = [worker("long", P, Reserved(prompt_tokens=500)), worker("short", P, Reserved(prompt_tokens=20))]
-    assert choose(need(), *workers, worker("d", D)) == ("short", "d")
-
-
-def test_the_decode_worker_with_fewest_requests_or_most_blocks_is_best():
-    prefill = worker("p", P)
-    assert (
-        choose(need(), prefill, worker("a", D, Reserved(requests=2)), worker("b", D, Reserved(requests=1)))[1]
-        == "b"
-    )
-    assert (
-        choose(need(), prefill, worker("a", D, Reserved(blocks=20)), worker("b", D, Reserved(blocks=40)))[1]
-        == "a"
-    )
-
-
-def test_a_heartbeat_counts_if_it_is_higher_than_the_bookings():
-    loaded = worker("a", D, load=pb.WorkerLoad(running=4, waiting=2, free_blocks=10))
-    idle = worker("b", D, load=pb.WorkerLoad(free_blocks=99))
-    assert choose(need(), worker("p", P), loaded, idle)[1] == "b"
 
 
 def test_scores_stay_within_bounds():

@@ -12,6 +12,13 @@ def yaml_file(tmp_path):
     return tmp_path / "baton.yaml"
 
 
+def refusal(file=None):
+    with pytest.raises(ConfigError) as error:
+        load(config_file=str(file) if file else None)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
 def test_flags_override_the_environment_which_overrides_the_file(yaml_file, monkeypatch):
     yaml_file.write_text("router: {port: 1001, host: 0.0.0.0}\nscheduler: {topic: from-file}\n")
     monkeypatch.setenv("BATON_ROUTER__PORT", "1002")
@@ -97,11 +104,8 @@ def test_an_empty_section_is_the_default(yaml_file):
 )
 def test_invalid_keys_and_values_are_refused_by_name(yaml_file, text, said):
     yaml_file.write_text(text)
-    with pytest.raises(ConfigError) as error:
-        load(config_file=str(yaml_file))
-    for words in said:
-        assert words in str(error.value)
-    assert "\n" not in str(error.value)
+    found = refusal(yaml_file)
+    assert [words for words in said if words not in found] == []
 
 
 def test_several_schedulers_need_a_shared_store():
@@ -112,8 +116,7 @@ def test_several_schedulers_need_a_shared_store():
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml' does not exist"):
-        load(config_file=str(tmp_path / "nowhere.yaml"))
+    assert "nowhere.yaml' does not exist" in refusal(tmp_path / "nowhere.yaml")
 
 
 @pytest.mark.parametrize(
@@ -127,8 +130,7 @@ def test_a_missing_file_is_named(tmp_path):
 )
 def test_a_misspelt_environment_variable_is_refused(monkeypatch, name, said):
     monkeypatch.setenv(name, "1")
-    with pytest.raises(ConfigError, match=said):
-        load()
+    assert said in refusal()
 
 
 @pytest.mark.parametrize(
@@ -174,11 +176,9 @@ def test_a_misspelt_environment_variable_is_refused(monkeypatch, name, said):
 )
 def test_a_possible_secret_is_not_shown(yaml_file, text, said):
     yaml_file.write_text(text)
-    with pytest.raises(ConfigError) as error:
-        load(config_file=str(yaml_file))
-    assert said in str(error.value)
-    assert "c4nary" not in str(error.value)
-    assert "\n" not in str(error.value)
+    found = refusal(yaml_file)
+    assert said in found
+    assert "c4nary" not in found
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,9 @@ def test_a_possible_secret_is_not_shown(yaml_file, text, said):
 )
 def test_a_possible_secret_in_the_environment_is_not_shown(monkeypatch, name, value, said):
     monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError) as error:
-        load()
-    assert said in str(error.value)
-    assert "c4nary" not in str(error.value)
+    found = refusal()
+    assert said in found
+    assert "c4nary" not in found
 
 
 SECRETS = {

@@ -10,7 +10,6 @@ from .words import article, capitalised, join_words, made_up_word, topic
 
 
 def _item(rng: Random, key: str) -> tuple[str, str]:
-    """Draw a key and its value from one of the tables."""
     found: tuple[str, str] = rng.choice(list(TEXTS[key].items()))
     return found
 

@@ -17,7 +17,6 @@ _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 def _arguments(rng: Random, tool: str) -> dict[str, Any]:
-    """Draw the arguments of a call."""
     match tool:
         case "get_weather" | "get_time":
             return {"city": rng.choice(CITIES)}
@@ -39,7 +38,6 @@ def _arguments(rng: Random, tool: str) -> dict[str, Any]:
 
 
 def _result(rng: Random, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Draw a tool's result."""
     match tool:
         case "get_weather":
             return {"sky": pick(rng, "skies"), "degrees": rng.randint(-5, 35)}

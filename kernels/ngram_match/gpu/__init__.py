@@ -1,6 +1,6 @@
 """The GPU form of `ngram_match`, one launch; see README.md."""
 
-# ruff: noqa: PLR0912, PLR0917, SIM102 (device code: a call costs, and a compile-time `if` stands alone)
+# ruff: noqa: PLR0912, PLR0917, SIM102 (device code: calls are slow, and a compile-time `if` stands alone)
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ to `room`.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-# ruff: noqa: PLR0912, PLR0915, PLR0917 (device code: a call costs; nan is not equal to itself)
+# ruff: noqa: PLR0912, PLR0915, PLR0917 (device code: calls are slow; nan is not equal to itself)
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ TILES: `tiles` rounded up to a power of 2.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-# ruff: noqa: PLR0917, PLR0124 (device code: a call costs; nan is not equal to itself)
+# ruff: noqa: PLR0917, PLR0124 (device code: calls are slow; nan is not equal to itself)
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ row if block verification needs them.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-# ruff: noqa: PLR0917 (device code: a call costs; nan is not equal to itself)
+# ruff: noqa: PLR0917 (device code: calls are slow; nan is not equal to itself)
 
 from __future__ import annotations
 

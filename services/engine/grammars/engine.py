@@ -72,7 +72,7 @@ class EngineGrammars:
 
 
 def _feed(manager: Any, grammar: Any, request: Any) -> None:
-    """Do what the manager's accept_tokens does for output that a request brings; it needs the grammar set."""
+    """Feed `grammar` the output that a request brings: accept_tokens would need it set in the request."""
     tokens = list(request.output_token_ids)
     start, _ = manager._get_constraint_bounds(request, tokens, spec_tokens_committed=True)
     if start > len(tokens):

@@ -41,7 +41,7 @@ class DraftLengthSeam:
     """Connects the scheduler with the chooser of draft lengths. Call it on the engine's thread."""
 
     def __init__(self, scheduler: Any, chooser: DraftLength) -> None:
-        """Replace the scheduler's lookup. Raises StartError unless the scheduler looks the number up."""
+        """Replace the scheduler's lookup of the draft length. Raises StartError if it has none."""
         if scheduler.dynamic_sd_lookup is None:
             raise StartError(
                 "vLLM drafts a fixed number of tokens here: num_speculative_tokens cannot be 'auto'"
@@ -150,8 +150,8 @@ def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | 
         seam = DraftLengthSeam(engine.scheduler, DraftLength(spec.limit, model_tokens=model_tokens))
     in_gang = engine.vllm_config.parallel_config.data_parallel_size > 1
     if in_gang:
-        # There vLLM drops its list. Without one it would pad a request's first step after a handoff with
-        # tokens that are sure to be rejected, so that drafts that came with the handoff have no place.
+        # In a gang vLLM drops its list of draft lengths. Without a list it would pad a request's first step
+        # after a handoff with tokens that are sure to be rejected, leaving no room for handed-over drafts.
         engine.scheduler.dynamic_sd_lookup = [spec.limit] * (1 + engine.scheduler.max_num_running_reqs)
     elif not registry.method(spec.method).fixed_length:
         WhileDecoding(engine.scheduler, engine.scheduler.dynamic_sd_lookup, least_drafts(engine.vllm_config))

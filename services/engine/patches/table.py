@@ -253,8 +253,8 @@ OBJECTS = (
         "services/router/vllm/tokenizing.py",
         "vLLM stops tokenizing at the model's length",
         ("vllm.renderers.base:BaseRenderer._tokenize_prompt",),
-        why="vLLM tokenizes a whole text before it cuts it, at a second and 80 MiB per MiB. Here long "
-        "texts are counted and tokenized in pieces where the ids stay the same.",
+        why="vLLM tokenizes a whole text before it cuts it: a second and 80 MiB of memory for each MiB. "
+        "Here long texts are counted and tokenized in pieces where the ids stay the same.",
     ),
     ObjectPatch(
         "services/router/vllm/large_answers.py",

@@ -408,7 +408,7 @@ class LimitedConnection(HttpToolsProtocol):
                 self.transport.abort()
 
     def _look_at_reader(self) -> None:
-        """Cut a client that reads too slowly. While the response waits, only its reads free the buffer."""
+        """Disconnect a client that reads too slowly: while the response waits, only reads free the buffer."""
         unread, now = self.transport.get_write_buffer_size(), self.loop.time()
         if self._unread - unread < LEAST_READ_PER_S * (now - self._since):
             self._cut("unread")

@@ -56,7 +56,7 @@ Check = Callable[[Any], Awaitable[Any]]
 
 
 def limit_requests(state: Any, media: MediaDoor | None = None) -> None:
-    """Check requests before every handler in an app's `state`. `media` admits their images; None: none is."""
+    """Check requests before every handler in an app's `state`. `media` admits images; None admits none."""
     for handler in handlers(state):
         handler._check_model = _checked(handler, media)
 

@@ -1,8 +1,8 @@
 """Limit the cost of tokenizing: tokenize no more of a text than fits into the model's context.
 
-vLLM tokenizes the whole text, at a second and 80 MiB per MiB, before it cuts it. Here a text that is unlikely
-to fit is first counted a piece at a time, until it certainly does not fit, or the rest would be cut off. A
-long text that fits is tokenized in pieces (pieces.py).
+vLLM tokenizes the whole text before it cuts it, which takes a second and 80 MiB of memory for each MiB. Here
+a text that is unlikely to fit is first counted a piece at a time, until it is certain that it does not fit or
+that the rest would be cut off. A long text that fits is tokenized in pieces (pieces.py).
 
 Leans on: vllm.renderers.base.BaseRenderer._tokenize_prompt(self, prompt, params), which the renderer's thread
 runs; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side};

@@ -12,15 +12,7 @@ from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import seal
 from baton.handoff.transports.shm import offer_of
 from harness.support import PATIENCE
-from tests.handoff.caches import (
-    TRANSPORTS,
-    make_cache,
-    random_blocks,
-    records,
-    released,
-    source,
-    tensors,
-)
+from tests.handoff.caches import TRANSPORTS, make_cache, random_blocks, records, released, source, tensors
 from tests.handoff.load.conftest import CACHE_BLOCKS
 from tests.handoff.mock import Mock
 

@@ -29,6 +29,11 @@ def make():
         one.close()
 
 
+@pytest.fixture
+def staging(make):
+    return make()
+
+
 def put(staging, request_id, epoch=1, blocks=3, fill=7):
     entry = staging.reserve(request_id, epoch, blocks)
     for first, stop in entry.view.pieces(0, blocks, blocks):
@@ -41,8 +46,7 @@ def records(entry):
     return np.concatenate([entry.view.records(*part) for part in entry.view.pieces(0, entry.num_blocks, 999)])
 
 
-def test_saved_then_read_then_released(make):
-    staging = make()
+def test_saved_then_read_then_released(staging):
     put(staging, "a")
     with staging.opened("a", 1) as entry:
         assert records(entry).shape == (3, 1000)
@@ -55,8 +59,7 @@ def test_saved_then_read_then_released(make):
         pass
 
 
-def test_unpublished_saves_are_unknown(make):
-    staging = make()
+def test_unpublished_saves_are_unknown(staging):
     with pytest.raises(UnknownHandoff, match="never saved"), staging.opened("a", 1):
         pass
     reserved = staging.reserve("a", 1, 1)
@@ -112,8 +115,7 @@ def test_saves_older_than_a_lease_are_overdue(make, eventually):
     assert staging.overdue_s() == 0.0
 
 
-def test_attempts_at_a_request_have_separate_saves(make):
-    staging = make()
+def test_attempts_at_a_request_have_separate_saves(staging):
     put(staging, "a", epoch=1)
     put(staging, "a", epoch=2, fill=9)
     assert staging.release("a", 1)
@@ -149,8 +151,7 @@ def test_each_end_of_an_entry_is_reported_once(eventually):
     assert ended == [("released", 1), ("expired", 1), ("closed", 1)]
 
 
-def test_reading_follows_the_writing(make):
-    staging = make()
+def test_reading_follows_the_writing(staging):
     entry = staging.reserve("a", 1, 5)
     fill = staging.filling(entry)
     staging.publish(entry)
@@ -165,8 +166,7 @@ def test_reading_follows_the_writing(make):
         next(staging.read("a", 1, (4, 2), RECORD))
 
 
-def test_the_ticket_is_wiped_with_the_lease(make):
-    staging = make()
+def test_the_ticket_is_wiped_with_the_lease(staging):
     entry = put(staging, "a", epoch=5)
     memory = segments.attach(entry.place.segment).data
     view = SaveView(memory, entry.place.offset, RECORD, entry.place.runs)
@@ -176,8 +176,7 @@ def test_the_ticket_is_wiped_with_the_lease(make):
     assert view.holds(0, 0, 3)
 
 
-def test_each_slot_must_have_the_ticket(make):
-    staging = make()
+def test_each_slot_must_have_the_ticket(staging):
     view, ticket = put(staging, "a").view, staging.tickets.number("a", 1)
     assert view.holds(ticket, 0, 3)
     put(staging, "b", blocks=57)
@@ -201,8 +200,7 @@ def test_a_renewed_lease_does_not_expire(make, eventually):
     eventually(lambda: staging.held() == (0, 0))
 
 
-def test_closing_ends_everything_quickly(make):
-    staging = make()
+def test_closing_ends_everything_quickly(staging):
     name = put(staging, "a").place.segment
     start = time.monotonic()
     staging.close()
@@ -225,8 +223,7 @@ def test_digests_differ_by_request_epoch_place_and_bytes():
     assert digests.of_records(data, digests.seed("a", 1), 0)[1] != same[1]
 
 
-def test_the_end_of_a_growing_save_ends_its_readers_and_its_fills(make):
-    staging = make()
+def test_the_end_of_a_growing_save_ends_its_readers_and_its_fills(staging):
     entry = staging.reserve("a", 1, 5)
     fill = staging.filling(entry, 0, 2)
     fill.add(np.zeros(2, np.uint64))

@@ -7,7 +7,7 @@ import json
 import os
 import random
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,11 +33,13 @@ from harness.serving import serving
 from harness.support import PATIENCE, free_port
 
 RIGHT = list(range(100, 116))
+ROUTER = SimpleNamespace(name="router-0", hung_times=())
+HUNG = SimpleNamespace(name="router-0", hung_times=((13.0, 21.5),))
 
 
 def answer(tokens, **changes):
     """Return a right stream of 16 tokens, one event per token every 0.1 s, with changes."""
-    one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, _Named()), sent=10.0)
+    one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), ROUTER, sent=10.0)
     one.tokens, one.finish = tokens, "length"
     one.arrivals = [10.5 + 0.1 * at for at in range(len(tokens))]
     one.ended = one.arrivals[-1] if tokens else 10.5
@@ -54,9 +56,6 @@ def judged(one, *uncovered):
     told = outcome()
     told.add([one], [RIGHT], uncovered)
     return told
-
-
-# -- the checker
 
 
 @pytest.mark.parametrize(
@@ -87,15 +86,6 @@ def test_an_answer_is_judged(tokens, changes, fate):
     assert bool(told.messages) is not told.good
 
 
-class _Named:
-    name = "router-0"
-    hung_times: tuple[tuple[float, float], ...] = ()
-
-
-class _Hung(_Named):
-    hung_times = ((13.0, 21.5),)
-
-
 def test_a_503_is_a_failure_unless_nobody_could_serve():
     refused = answer(RIGHT, refused=[3.0])
     assert judged(refused, (2.0, 4.0)).good
@@ -108,7 +98,7 @@ def test_pauses_count_from_the_request_to_the_end_without_the_time_of_a_restart(
     told = judged(late)
     assert told.longest_pause_s == told.longest_covered_pause_s == pytest.approx(10.0)
     assert told.over_limit == 1
-    for told in (judged(late, (13.0, 21.5)), judged(answer(RIGHT, ended=22.0, router=_Hung()))):
+    for told in (judged(late, (13.0, 21.5)), judged(answer(RIGHT, ended=22.0, router=HUNG))):
         assert told.longest_pause_s == pytest.approx(10.0)
         assert (told.longest_covered_pause_s, told.over_limit) == (pytest.approx(1.5), 0)
     assert judged(answer(RIGHT, sent=4.0)).longest_pause_s == pytest.approx(6.5)
@@ -184,9 +174,6 @@ def test_figures_are_judged_by_the_plans_bounds():
         assert text in str(one)
 
 
-# -- the load: real HTTP, and a server that misbehaves
-
-
 class _Server:
     """A router with given answers; `calls` counts the requests."""
 
@@ -240,9 +227,6 @@ async def test_the_load_reads_streams_and_judges_them(events, fate, monkeypatch)
         assert all(end >= start for start, end in one.pauses())
 
 
-# -- plans
-
-
 @pytest.mark.parametrize("one", PLANS.values(), ids=list(PLANS))
 def test_a_seed_makes_the_same_plan_with_each_fault_at_each_of_its_stages(one):
     first, again, other = (list(itertools.islice(one.events(seed), 40)) for seed in (7, 7, 8))
@@ -275,9 +259,6 @@ def test_questions_with_images_are_chats():
     parts = shown.body()["messages"][0]["content"]
     assert [one["type"] for one in parts] == ["image_url", "image_url", "text"]
     assert "prompt" in cases[0].body()
-
-
-# -- the means of harm
 
 
 def test_corruption_hits_each_whole_save_once_and_nothing_else():

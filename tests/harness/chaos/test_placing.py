@@ -19,8 +19,6 @@ from harness.chaos.victims import Part, Shape
 from harness.scheduling import Options, capacity, place, until
 from tests.harness.chaos.test_chaos import idle
 
-# -- the checker of placements
-
 
 def a_booking(request, *, prefill="p", tokens=100, blocks=10):
     return Booking(Attempt(request, 1), "router", prefill, "d", tokens, blocks)

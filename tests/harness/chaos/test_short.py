@@ -6,17 +6,15 @@
 import asyncio
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
 from deploy.boards.__main__ import BOARDS
 from deploy.boards.model import WINDOW
-from harness.chaos.outcome import Outcome
-from harness.chaos.placing_judge import Placed
 from harness.chaos.plans import PLANS
 from harness.chaos.run import run
-from harness.prometheus import Prometheus, Webhook, alertmanager, prometheus, webhook, why_not
+from harness.prometheus import alertmanager, prometheus, webhook, why_not
 from harness.support import eventually
 
 pytestmark = pytest.mark.timeout(400)
@@ -47,45 +45,32 @@ WITHOUT = {
 RETRIES = "baton_router_retries_total"
 
 
-@dataclass
-class Run:
-    outcome: Outcome | Placed
-    began: float
-    ended: float
-    server: Prometheus | None = None
-    hook: Webhook | None = None
-    targets: dict[str, str] = field(default_factory=dict)  # when the load began
-
-
 @pytest.fixture(scope="module")
 def short(tmp_path_factory):
+    """Run the plan, watched by Prometheus where it is installed."""
     folder = tmp_path_factory.mktemp("short")
+    one = SimpleNamespace()
     with ExitStack() as stack:
-        server = None
-        hook = None
-        targets = {}
 
         def watch(site):
-            nonlocal server, hook
-            hook = stack.enter_context(webhook())
-            manager = stack.enter_context(alertmanager(folder / "alertmanager", hook.url))
-            server = watching = stack.enter_context(
-                # A rate needs two samples of a series, and some series start near the end of the run.
-                prometheus(folder / "prometheus", site.target_urls, manager, scrape_s=1)
-            )
+            one.hook = stack.enter_context(webhook())
+            manager = stack.enter_context(alertmanager(folder / "alertmanager", one.hook.url))
+            # A rate needs two samples of a series, and some series start near the end of the run.
+            watching = prometheus(folder / "prometheus", site.target_urls, manager, scrape_s=1)
+            one.server = stack.enter_context(watching)
 
             def all_up():
-                targets.update(watching.targets())
+                targets = one.server.targets()
                 return len(targets) == len(site.parts) and set(targets.values()) == {"up"}
 
-            eventually(all_up, 30, f"each process is scraped: {targets}")
+            eventually(all_up, 30, "each process is scraped")
 
-        began = time.time()
-        outcome = asyncio.run(
-            run(PLAN, SEED, 300.0, folder / PLAN.name, print, *([] if MISSING else [watch]))
-        )
-        print(outcome)
-        yield Run(outcome, began, time.time(), server, hook, targets)
+        one.began = time.time()
+        watchers = [] if MISSING else [watch]
+        one.outcome = asyncio.run(run(PLAN, SEED, 300.0, folder / PLAN.name, print, *watchers))
+        one.ended = time.time()
+        print(one.outcome)
+        yield one
 
 
 def test_no_death_costs_an_answer(short):
@@ -96,9 +81,8 @@ def test_no_death_costs_an_answer(short):
 
 @watched
 def test_alertmanager_notifies_a_webhook_of_the_worker_that_died(short):
-    hook = short.hook
-    eventually(lambda: "BatonWorkerLost" in hook.names(), 20, f"it is told: {hook.heard}")
-    alerts = [alert for message in hook.heard for alert in message["alerts"]]
+    eventually(lambda: "BatonWorkerLost" in short.hook.names(), 20, f"it is told: {short.hook.heard}")
+    alerts = [alert for message in short.hook.heard for alert in message["alerts"]]
     (lost, *_) = [alert for alert in alerts if alert["labels"]["alertname"] == "BatonWorkerLost"]
     assert lost["labels"]["role"] in ("prefill", "decode")
     assert lost["annotations"]["runbook"] == "docs/runbooks/BatonWorkerLost.md"

@@ -30,13 +30,10 @@ def test_a_flag_reaches_its_key():
         *("--port", "9", "--model", "m", "--max-model-len", "64", "--handoff-transports", "tcp,shm"),
         *("--engine-args", '{"swap": 1}', "--no-enable-prefix-caching", "--scheduler", "h:1", "--own", "3"),
     )
-    assert settings.router.port == 9
-    assert settings.engine.model == "m"
-    assert settings.engine.max_model_len == 64
-    assert settings.engine.extra == {"swap": 1}
+    assert (settings.router.port, settings.engine.model) == (9, "m")
+    assert (settings.engine.max_model_len, settings.engine.extra) == (64, {"swap": 1})
     assert settings.engine.enable_prefix_caching is False
-    assert settings.handoff.transports == ["tcp", "shm"]
-    assert settings.scheduler.address == "h:1"
+    assert (settings.handoff.transports, settings.scheduler.address) == (["tcp", "shm"], "h:1")
 
 
 def test_wrong_values_name_the_key():
@@ -74,7 +71,7 @@ def help_of(*command):
 
 
 @pytest.mark.parametrize("command", ["up", "batch", "router", "scheduler", "decode", "status", "role"])
-def test_help_lists_every_flag_under_its_section(command: str) -> None:
+def test_help_lists_every_flag_under_its_section(command):
     """The command's own flags come first, then those of each section under a heading."""
     text = help_of(command)
     headings = re.findall(r"^(\w+)(?: \(file: (\w+)\.KEY; env: BATON_(\w+)__KEY\))?:", text, re.MULTILINE)

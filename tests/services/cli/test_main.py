@@ -104,7 +104,7 @@ def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback():
 
 
 @pytest.mark.parametrize("command", [("up",), ("ca", "revoke")], ids=" ".join)
-def test_help_imports_neither_grpc_nor_an_engine(command: tuple[str, ...]) -> None:
+def test_help_imports_neither_grpc_nor_an_engine(command):
     code = (
         "import atexit, sys\n"
         "heavy = {'grpc', 'torch', 'vllm'}\n"

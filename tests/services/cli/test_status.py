@@ -100,47 +100,23 @@ def test_an_unreachable_store_is_reported():
 
 def large_deployment(prefill, decode):
     """Describe twenty workers and ten requests with figures as long as they get."""
-    load = pb.WorkerLoad(
-        running=64,
-        waiting=128,
-        free_blocks=120_000,
-        pinned_bytes=512 << 20,
-        drafting=pb.Drafting(draft_length=10, drafts=99_999, first_acceptance=1, mean_accepted_length=10.5),
-    )
+    drafting = pb.Drafting(draft_length=10, drafts=99_999, first_acceptance=1, mean_accepted_length=10.5)
+    load = pb.WorkerLoad(running=64, waiting=128, free_blocks=120_000, pinned_bytes=512 << 20)
+    load.drafting.CopyFrom(drafting)
     capacity = pb.Capacity(num_blocks=120_000, speculative_method="mtp+suffix")
-    workers = [
-        pb.WorkerStatus(
-            identity=pb.WorkerIdentity(worker_id=f"{name}{n:02}", role=role, capacity=capacity),
-            state=pb.WORKER_STATE_DRAINING,
-            load=load,
-            reserved_prompt_tokens=32_768,
-            reserved_requests=128,
-            heartbeat_age_s=12.3,
-        )
-        for n in range(10)
-        for name, role in ((prefill, pb.ROLE_PREFILL), (decode, pb.ROLE_DECODE))
-    ]
-    workers[3].load.drafting.alarm = True
-    cost = pb.Cost(
-        transport="shm",
-        prompt_tokens=32_768,
-        output_tokens=32_768,
-        handoff_bytes=4 << 30,
-        prefill_ms=12_345.6,
-        handoff_ms=1_234.5,
-        decode_ms=123_456,
-    )
-    handoffs = [
-        pb.PastHandoff(
-            prefill_worker_id=f"{prefill}{n:02}",
-            decode_worker_id=f"{decode}{n:02}",
-            outcome="cancelled",
-            cost=cost,
-            age_s=999,
-        )
-        for n in range(10)
-    ]
-    return pb.Description(topic="t", store="memory", workers=workers, handoffs=handoffs)
+    reserved = {"reserved_prompt_tokens": 32_768, "reserved_requests": 128, "heartbeat_age_s": 12.3}
+    cost = pb.Cost(transport="shm", prompt_tokens=32_768, output_tokens=32_768, handoff_bytes=4 << 30)
+    cost.prefill_ms, cost.handoff_ms, cost.decode_ms = 12_345.6, 1_234.5, 123_456
+    described = pb.Description(topic="t", store="memory")
+    for n in range(10):
+        ids = f"{prefill}{n:02}", f"{decode}{n:02}"
+        for name, role in zip(ids, (pb.ROLE_PREFILL, pb.ROLE_DECODE), strict=True):
+            identity = pb.WorkerIdentity(worker_id=name, role=role, capacity=capacity)
+            described.workers.add(identity=identity, state=pb.WORKER_STATE_DRAINING, load=load, **reserved)
+        past = described.handoffs.add(outcome="cancelled", cost=cost, age_s=999)
+        past.prefill_worker_id, past.decode_worker_id = ids
+    described.workers[3].load.drafting.alarm = True
+    return described
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])

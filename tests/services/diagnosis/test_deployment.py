@@ -1,3 +1,4 @@
+import re
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -80,7 +81,8 @@ async def test_clocks_and_versions_that_differ_are_named():
     verdicts = {name: one.verdict for name, one in clocks.items()}
     assert verdicts == {"scheduler": Verdict.OK, "p": Verdict.WARNING, "d": Verdict.WRONG}
     assert " behind the scheduler's, to within " in clocks["p"].what
-    assert 4990 < float(clocks["p"].what.split()[0]) < 5010
+    told_ms, within_ms = map(float, re.findall(r"([\d.]+) ms", clocks["p"].what)[:2])
+    assert abs(told_ms - 5_000) <= within_ms + 10  # a busy machine answers late
     versions = of("versions", findings)
     assert versions["vllm"].verdict is Verdict.WRONG
     assert "0.33.0: d" in versions["vllm"].what

@@ -44,7 +44,7 @@ def test_a_configured_port_that_a_foreign_process_holds_is_a_problem():
         (["/opt/baton/bin/redis-server", "*:6379"], False),
     ],
 )
-def test_a_process_of_ours_is_known_by_its_title_or_program(command: list[str], baton: bool) -> None:
+def test_a_process_of_ours_is_known_by_its_title_or_program(command, baton):
     assert local._is_baton(command) is baton
 
 

@@ -10,19 +10,10 @@ GIB = 1 << 30
 
 
 def seen(**changes):
-    values = {
-        "shm_bytes": 8 * GIB,
-        "shm_free": 8 * GIB,
-        "shm_writable": True,
-        "files_soft": 1024,
-        "files_hard": 1 << 20,
-        "memory_bytes": 32 * GIB,
-        "memory_free": 16 * GIB,
-        "cores": 8,
-        "cpu": "a CPU",
-        "cpu_features": ["avx2", "avx512f"],
-    }
-    return pb.Machine(**(values | changes))
+    shm = {"shm_bytes": 8 * GIB, "shm_free": 8 * GIB, "shm_writable": True}
+    more = {"files_soft": 1024, "files_hard": 1 << 20, "memory_bytes": 32 * GIB, "memory_free": 16 * GIB}
+    cpu = {"cores": 8, "cpu": "a CPU", "cpu_features": ["avx2", "avx512f"]}
+    return pb.Machine(**(shm | more | cpu | changes))
 
 
 def found(area, needs=None, torch="2.13.0+cpu", **changes):

@@ -54,6 +54,7 @@ def hosted(engine, listener):
     plan = None
     host = hosts.EngineHost(plan)
     host._engine, host._connector, host._info = engine.core, engine.connector, info_of(engine.core)
+    host._handoffs = engine.connector.scheduler_side
     host._woken = engine.connector.wake_on_loads(lambda: host._messages.put(lambda: None))
     host._loop, host._listener = asyncio.get_running_loop(), listener
     thread = threading.Thread(target=host._step_until_stopped)

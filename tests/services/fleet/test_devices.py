@@ -36,9 +36,8 @@ def seen_in(places):
 
 def test_each_worker_gets_the_gpus_that_it_needs():
     assert seen(devices.assign([2, 1, 2])) == ["0,1", "2", "3,4"]
-    with pytest.raises(
-        StartError, match=r"2 workers of 2 GPU.s. and 3 workers of 1 GPU.s. need 7 GPUs, 6 are"
-    ):
+    said = r"2 workers of 2 GPU.s. and 3 workers of 1 GPU.s. need 7 GPUs, 6 are"
+    with pytest.raises(StartError, match=said):
         devices.assign([2, 2, 1, 1, 1])
 
 
@@ -58,8 +57,7 @@ def test_workers_share_the_gpus_that_are_named_twice(monkeypatch):
         Plan(settings([], kv_cache_gib=8), ["mixed"] * 3, "b-"),
     ]
     first, second = placed(plans, plans[0].settings.fleet.devices)
-    assert seen_in(first) == ["0", "0"]
-    assert seen_in(second) == ["1", "GPU-8f6c", "1"]
+    assert (seen_in(first), seen_in(second)) == (["0", "0"], ["1", "GPU-8f6c", "1"])
 
 
 def test_a_wide_worker_shares_each_of_its_gpus():

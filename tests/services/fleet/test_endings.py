@@ -11,9 +11,7 @@ LIMIT = 256 << 20
 
 
 def test_signals_have_names():
-    assert ending(3) == "status 3"
-    assert ending(-9) == "signal SIGKILL"
-    assert ending(-40) == "signal 40"
+    assert (ending(3), ending(-9), ending(-40)) == ("status 3", "signal SIGKILL", "signal 40")
 
 
 @pytest.fixture

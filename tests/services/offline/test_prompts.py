@@ -71,8 +71,7 @@ def test_both_formats_of_logprobs_become_one():
     text = response(0, {"choices": [{**choice, "text": "a", "logprobs": listed}], "usage": usage})
     message = {"message": {"content": "a"}, "logprobs": content}
     chat = response(0, {"choices": [{**choice, **message}], "usage": usage})
-    assert text == chat
-    assert text.logprobs == [TokenLogprob("a", -0.5, {"a": -0.5, "b": -1.5})]
+    assert (text, text.logprobs) == (chat, [TokenLogprob("a", -0.5, {"a": -0.5, "b": -1.5})])
 
 
 def test_draft_statistics():

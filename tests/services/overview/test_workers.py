@@ -1,5 +1,5 @@
 from baton.protos import scheduler_pb2 as pb
-from baton.services.overview.workers import COLUMNS, GONE, GONE_S, Workers
+from baton.services.overview.workers import BAD, COLUMNS, GONE, GONE_S, INFO, Row, Workers, changes
 from harness.scheduling import Clock
 
 
@@ -73,25 +73,14 @@ def test_a_worker_that_left_is_shown_for_a_while():
     workers = Workers(clock)
     workers.update([status("a"), status("b")])
     workers.update([status("a")])
+    assert (rows(workers)["b"]["state"], list(rows(workers))) == (GONE, ["a", "b"])
+    workers.update([status("a"), status("b", drained=True)])  # it comes back
+    assert rows(workers)["b"]["state"] == "drained"
+    workers.update([status("a")])
     assert rows(workers)["b"]["state"] == GONE
-    assert list(rows(workers)) == ["a", "b"]
     clock.now += GONE_S
     workers.update([status("a")])
     assert list(rows(workers)) == ["a"]
-
-
-def test_a_worker_that_comes_back_is_no_longer_gone():
-    workers = Workers()
-    workers.update([status("a")])
-    workers.update([])
-    workers.update([status("a")])
-    assert [(row["id"], row["state"]) for row in rows(workers).values()] == [("a", "ready")]
-
-
-def test_a_drained_worker_is_called_drained():
-    workers = Workers()
-    workers.update([status("a", drained=True)])
-    assert rows(workers)["a"]["state"] == "drained"
 
 
 def test_an_encode_worker_has_embeddings_and_no_kv():
@@ -107,3 +96,33 @@ def test_an_encode_worker_has_embeddings_and_no_kv():
     assert row["prefill_tokens_per_s"] == 300
     assert workers.sums.prefill_tokens_per_s == 600  # images are not prompts
     assert rows(workers)["p"]["kept"] is None
+
+
+def row(worker_id, **values):
+    usual = {"id": worker_id, "name": worker_id, "role": "decode", "state": "ready", "alarm": False}
+    return Row(**{**dict.fromkeys(Row._fields), **usual, **values})
+
+
+def told(before, now):
+    return list(changes({one.id: one for one in before}, {one.id: one for one in now}))
+
+
+def test_workers_come_change_and_go():
+    a, flipped, b = row("a"), row("a", role="prefill"), row("b", state="starting")
+    assert told([a], [a, b]) == [(INFO, "b registered")]
+    assert told([a, b], [flipped, row("b")]) == [
+        (INFO, "a: role decode → prefill"),
+        (INFO, "b: state starting → ready"),
+    ]
+    gone = row("a", role="prefill", state="gone")
+    assert (told([flipped], [gone]), told([gone], [gone])) == ([(BAD, "a is gone")], [])
+
+
+def test_many_at_once_are_one_line():
+    new = [row(f"w{number}") for number in range(9)]
+    assert told([], new) == [(INFO, "w0, w1, w2, w3, w4 and 4 more registered")]
+
+
+def test_an_alarm_is_raised_and_cleared():
+    calm, alarmed = row("a"), row("a", alarm=True)
+    assert [severity for severity, _ in told([calm], [alarmed]) + told([alarmed], [calm])] == [BAD, INFO]

@@ -79,8 +79,7 @@ def test_a_parts_tree_is_batons_own_with_its_secrets():
     store = "redis://:secret@127.0.0.1:6379/0"
     settings = read(cluster(scheduler={"store": store}, router={"api_key": "hidden"}))
     own = Settings(**settings.tree_of("prefill"))
-    assert own.scheduler.store == store
-    assert own.router.api_key.get_secret_value() == "hidden"
+    assert (own.scheduler.store, own.router.api_key.get_secret_value()) == (store, "hidden")
     assert own.engine == settings.engine_of("prefill")
     assert "hidden" not in repr(settings)
 
@@ -247,8 +246,7 @@ def test_encode_workers_are_scaled_only_if_they_have_a_maximum(encode, own, boun
     settings = read(
         scaled(limits(), limits(), autoscale=own, **({"encode_config": encode} if encode else {}))
     )
-    assert settings.bounds("encode") == bounds
-    assert settings.deploying("encode").initial == initial
+    assert (settings.bounds("encode"), settings.deploying("encode").initial) == (bounds, initial)
 
 
 def test_without_autoscaling_bounds_are_those_of_scale_alone():

@@ -1,6 +1,8 @@
 from baton.services.config import REVEAL, load
 from baton.services.fleet.node import PartOrder
+from baton.services.ray.cluster import Machine
 from baton.services.ray.gangs import members_of
+from baton.services.ray.nodes import place_routers
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -42,3 +44,19 @@ def test_each_node_has_its_members():
     ]
     (limb,) = members_of(place(1, "0,1", tensor_parallel_size=4, nodes=2), 1)
     assert (limb.name, limb.tree.worker.gang_rank, limb.environment) == ("decode-0.r1", 1, {VISIBLE: "0,1"})
+
+
+MACHINES = {name: Machine(name, f"host-{name}", f"10.0.0.{number}") for number, name in enumerate("abc")}
+
+
+def test_the_first_router_is_at_home_and_no_node_has_two():
+    assert place_routers({}, MACHINES, "b", 1) == {"router-0": "b"}
+    assert place_routers({}, MACHINES, "b", 5) == {"router-0": "b", "router-1": "a", "router-2": "c"}
+
+
+def test_a_router_stays_until_its_node_dies():
+    there = {"router-0": "c", "router-1": "a"}
+    assert place_routers(there, MACHINES, "b", 2) == there
+    left = {name: MACHINES[name] for name in "bc"}
+    assert place_routers(there, left, "b", 2) == {"router-0": "c", "router-1": "b"}
+    assert place_routers(there, {"c": MACHINES["c"]}, "b", 2) == {"router-0": "c"}

@@ -14,8 +14,7 @@ LONG = [1] * (SHORT_PROMPT_TOKENS + 1)
 
 def right(got, prompt, count):
     assert got.error is None
-    assert got.tokens == answer(prompt, count)
-    assert got.reason == "length"
+    assert (got.tokens, got.reason) == (answer(prompt, count), "length")
 
 
 def refused(got, because):

@@ -67,8 +67,7 @@ def test_a_tenant_holds_half_of_the_room_for_images():
     budget.leave((A, B), "")
     budget.leave((B,), "tenant")
     assert budget.size == 0
-    assert budget_bytes(1) == 4 * MOST_BYTES
-    assert budget_bytes(64) == 2 * MOST_BYTES
+    assert (budget_bytes(1), budget_bytes(64)) == (4 * MOST_BYTES, 2 * MOST_BYTES)
 
 
 def feature(name, offset):

@@ -134,8 +134,7 @@ async def test_a_source_that_cannot_be_followed_ends_the_prefill(cluster):
         (2, False),
     ]
     assert [start.prompt_tokens for start in decode.seen.starts] == [0, 0]  # it was booked elsewhere
-    assert len(prefill.seen.starts) == 1
-    assert prefill.running == []
+    assert (len(prefill.seen.starts), prefill.running) == (1, [])
     assert cluster.count("retries_total", trouble="source", worker="p0") == 1
     assert cluster.count("recomputed_prompts_total") == 1
 

@@ -38,8 +38,7 @@ async def test_prefill_then_decode(cluster):
     await cluster.settled()
     assert prefill.seen.aborts == decode.seen.aborts == []
     [handoff] = (await cluster.scheduler.describe()).handoffs
-    assert handoff.outcome == "length"
-    assert handoff.cost.output_tokens == 8
+    assert (handoff.outcome, handoff.cost.output_tokens) == ("length", 8)
     assert handoff.cost.transport == "shm"
     assert handoff.cost.decode_ms >= 0 < handoff.cost.prefill_ms
 
@@ -100,9 +99,6 @@ async def test_a_late_message_slows_the_router_for_a_moment(cluster):
     await until(lambda: cluster.pool.lag_s() == 0, "nothing comes late any more", 1)
 
 
-# -- ends from outside
-
-
 @pytest.mark.parametrize("begun", [False, True], ids=["before its task runs", "while it is placed"])
 async def test_an_early_abort_books_nothing(cluster, begun):
     await cluster.pair()
@@ -134,9 +130,6 @@ async def test_late_outputs_of_an_aborted_request_are_dropped(cluster):
     assert len(cluster.got["q"].tokens) == seen <= 1
 
 
-# -- no placement
-
-
 async def test_too_large_for_any_worker(cluster):
     await cluster.pair()
     assert refused(await cluster.ask([1] * 5000), "longer than the model's limit") == 400
@@ -160,9 +153,6 @@ async def test_the_policy_sees_the_prompt_s_prefixes_with_and_without_a_schedule
     asked = {(one.attempt.request_id, one.prefix.tokens, len(one.prefix.keys)) for one in needs}
     assert asked == {("q0", BLOCK_SIZE, 2), ("q1", BLOCK_SIZE, 2)}
     assert len({one.prefix.keys for one in needs}) == 1
-
-
-# -- streams, memory, usage
 
 
 async def test_lines_of_a_stream_are_not_of_the_request_that_opened_it(cluster, caplog):
@@ -237,12 +227,8 @@ async def test_usage_is_of_all_attempts(cluster):
     used = usage_of([state])
     assert (used["draft_steps"], used["drafted_tokens"], used["accepted_tokens"]) == (18, 36, 14)
     assert used["acceptance_by_position"] == [round(10 / 18, 4), round(4 / 18, 4)]
-    assert sorted(used["decode_worker"].split(", ")) == ["d0", "d1"]
-    assert used["attempts"] == 2
+    assert (sorted(used["decode_worker"].split(", ")), used["attempts"]) == (["d0", "d1"], 2)
     assert used["decode_ms"] > 30  # 20 steps of 2 ms, over both workers
-
-
-# -- reserved arguments and ids
 
 
 async def test_reserved_arguments_are_stripped(cluster):

@@ -8,15 +8,7 @@ from baton.services.router.state import GROWTH, LOGPROB_BYTES, ROOM_TOKENS, Jour
 
 
 def request_state(name, prompt=100, max_tokens=1000):
-    return RequestState(
-        request_id=name,
-        frontend_id=name,
-        engine_request=bytes(prompt),
-        prompt_tokens=prompt,
-        max_tokens=max_tokens,
-        max_model_len=2048,
-        deadline=0.0,
-    )
+    return RequestState(name, name, bytes(prompt), prompt, max_tokens, 2048, 0.0)
 
 
 def test_the_journal_is_bounded_in_bytes():

@@ -11,21 +11,13 @@ from baton.services.router.timings import Event, HttpTimes, Process, Timings
 P, D, S = Process("baton-prefill", "p0"), Process("baton-decode", "d0"), Process("baton-scheduler", "s:1")
 
 
+AFTER = {"asked": 0.01, "placed": 0.03, "queued": 0.06, "prefill_began": 0.1, "prefill_ended": 0.15}
+
+
 def attempt(at=1.0, **moments):
     """Return an attempt from `at` on whose stages take 10 ms, 20 ms, 30 ms, ..."""
-    usual = {
-        "number": 1,
-        "asked": at + 0.01,
-        "placed": at + 0.03,
-        "queued": at + 0.06,
-        "prefill_began": at + 0.10,
-        "prefill_ended": at + 0.15,
-        "first_token": at + 0.21,
-        "scheduler": S,
-        "scheduler_s": 0.01,
-        "prefiller": P,
-        "decoder": D,
-    }
+    usual = {"number": 1, "scheduler": S, "scheduler_s": 0.01, "prefiller": P, "decoder": D}
+    usual |= {name: at + after for name, after in AFTER.items()} | {"first_token": at + 0.21}
     return Timings(**{**usual, **moments})
 
 
@@ -49,19 +41,10 @@ def test_the_stages_to_the_first_token_have_no_gap():
     state = request(attempt(), first_token=1.211)
     state.http.first_byte = 1.3
     stages = to_first_token(state)
-    assert rounded(stages) == [
-        ("admit", 0.1),
-        ("receive", 0.1),
-        ("render", 0.2),
-        ("admit", 0.1),
-        ("wait", 0.01),
-        ("place", 0.02),
-        ("send", 0.03),
-        ("queue", 0.04),
-        ("prefill", 0.05),
-        ("reply", 0.06),
-        ("deliver", 0.09),
-    ]
+    names = ("admit", "receive", "render", "admit", "wait", "place", "send")
+    names += ("queue", "prefill", "reply", "deliver")
+    seconds = (0.1, 0.1, 0.2, 0.1, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.09)
+    assert rounded(stages) == [*zip(names, seconds, strict=True)]
     assert [one.begin for one in stages[1:]] == [one.end for one in stages[:-1]]
     assert {one.name: one.process for one in stages if one.process.instance} == {"queue": P, "prefill": P}
     assert {one.name for one in stages} <= set(TO_FIRST_TOKEN)
@@ -176,16 +159,8 @@ def test_a_later_attempt_has_its_own_stages():
     state = request(first, second, first_token=1.21, ended=4.1)
     state.tokens.extend(range(9))
     later = other_stages(state)
-    assert [one.name for one in later if one.attempt == 2] == [
-        "wait",
-        "place",
-        "send",
-        "queue",
-        "prefill",
-        "reply",
-        "schedule",
-        "decode",
-    ]
+    names = [one.name for one in later if one.attempt == 2]
+    assert names == ["wait", "place", "send", "queue", "prefill", "reply", "schedule", "decode"]
     tokens = {one.attempt: one.attributes["tokens"] for one in later if one.name == "decode"}
     assert tokens == {1: 5, 2: 4}
 

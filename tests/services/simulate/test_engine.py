@@ -43,11 +43,9 @@ def test_the_steps_of_a_request():
         engine.submit(one)
         await one.over
         first = 0.11 + 0.06  # a step of 100 tokens, one of 50
-        assert one.first_piece_at == pytest.approx(0.11)
-        assert one.first_at == pytest.approx(first)
+        assert (one.first_piece_at, one.first_at) == (pytest.approx(0.11), pytest.approx(first))
         assert loop.time() == pytest.approx(first + 2 * 0.012)
-        assert engine.counts.computed_tokens == 150
-        assert engine.counts.output_tokens == 3
+        assert (engine.counts.computed_tokens, engine.counts.output_tokens) == (150, 3)
 
     engine = on(scenario)
     assert engine.cache.free == engine.cache.blocks

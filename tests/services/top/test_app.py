@@ -1,6 +1,6 @@
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from textual.widgets import DataTable, Static
@@ -21,21 +21,10 @@ REFRESH_S = 0.1
 class Flipping(FakeWorker):
     """A fake worker that changes its role like a real one: by registering with it."""
 
-    client: SchedulerClient
-
     async def SetRole(self, request, _context):
         self.role = request.role
         await self.client.register(self.identity, pb.WORKER_STATE_READY)
         return worker_pb2.SetRoleReply()
-
-
-@dataclass
-class Site:
-    """A scheduler with one fake worker of each side."""
-
-    address: str
-    client: SchedulerClient
-    workers: list[Flipping]
 
 
 @asynccontextmanager
@@ -50,7 +39,7 @@ async def site():
             await client.register(worker.identity, pb.WORKER_STATE_READY)
             load = pb.WorkerLoad(running=3, free_blocks=worker.capacity.num_blocks // 2)
             await client.heartbeat(worker.worker_id, pb.WORKER_STATE_READY, load)
-        yield Site(server.address, client, workers)
+        yield SimpleNamespace(address=server.address, client=client, workers=workers)
 
 
 @asynccontextmanager

@@ -55,24 +55,6 @@ async def test_a_worker_reports_its_load(workers, mixed):
         await stream.abort("loads")
 
 
-async def test_a_drain_waits_for_requests_and_handoffs(workers, mixed):
-    worker = workers.started("mixed")
-    handed = request("handed over while it drains", prompt(100, seed=20))
-    async with connected(worker.address) as source, connected(mixed.address) as target:
-        begun = await source.prefill(handed)
-        await source.start(request("finishes", prompt(30), max_tokens=300), DECODE)
-        await source.some("finishes", 1)
-        worker.signal(signal.SIGTERM)
-        assert len((await source.end("finishes")).tokens) == 300
-        status = (await registered(workers))[worker.name]
-        assert status.state == scheduler_pb2.WORKER_STATE_DRAINING
-        assert worker.exitcode is None  # the handoff has not been pulled
-        rest = await target.run(handed, DECODE, source=source.source(handed))
-        assert len(begun.tokens + rest.tokens) == 24
-    assert worker.ended() == 0
-    assert worker.name not in await registered(workers)
-
-
 async def test_a_drain_waits_while_a_rank_does_not_answer(workers):
     """The rank may hold saved KV, and here it does."""
     worker = workers.started("prefill", engine={"tensor_parallel_size": 2})
@@ -92,13 +74,24 @@ async def test_a_drain_waits_while_a_rank_does_not_answer(workers):
     assert "drained in" in worker.text
 
 
-async def test_an_operator_drains_and_undrains_a_worker(workers):
-    worker = workers.started("decode")
-    async with SchedulerClient(workers.scheduler) as client:
-        assert (await client.drain(worker.name)).problem == ""
+async def test_an_operators_drain_waits_for_requests_and_handoffs_and_can_be_undone(workers, mixed):
+    worker = workers.started("mixed")
+    handed = request("handed over while it drains", prompt(100, seed=20))
+    async with connected(worker.address) as source, connected(mixed.address) as target:
+        begun = await source.prefill(handed)
+        await source.start(request("finishes", prompt(30), max_tokens=300), DECODE)
+        await source.some("finishes", 1)
+        async with SchedulerClient(workers.scheduler) as client:
+            assert (await client.drain(worker.name)).problem == ""
+        assert len((await source.end("finishes")).tokens) == 300
+        status = (await registered(workers))[worker.name]
+        assert status.state == scheduler_pb2.WORKER_STATE_DRAINING
+        assert worker.exitcode is None  # the handoff has not been pulled
+        rest = await target.run(handed, DECODE, source=source.source(handed))
+        assert len(begun.tokens + rest.tokens) == 24
     assert worker.ended() == 0
     assert worker.name not in await registered(workers)
-    again = workers.started("decode", worker={"worker_id": worker.name})
+    again = workers.started("mixed", worker={"worker_id": worker.name})
     status = (await registered(workers))[worker.name]
     assert (status.state, status.drained) == (scheduler_pb2.WORKER_STATE_DRAINING, True)
     assert again.exitcode is None

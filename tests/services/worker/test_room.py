@@ -1,5 +1,7 @@
 """Prompts wait for room for their KV before they are computed."""
 
+import pytest
+
 from baton.protos import worker_pb2 as pb
 from harness.support import eventually
 from tests.services.worker.router import DECODE, PREFILL, connected, kept, prompt, request
@@ -8,8 +10,12 @@ WAITING, PINNED = "baton_worker_requests_waiting", "baton_worker_handoffs_pinned
 USED = "baton_worker_kv_cache_usage_ratio"
 
 
-async def test_a_prompt_waits_for_room_and_is_refused_in_time(workers):
-    worker = workers.started("prefill", handoff={"staging_mib": 1})  # room for three of these prompts
+@pytest.fixture(scope="module")
+def worker(workers):
+    return workers.started("prefill", handoff={"staging_mib": 1})  # room for three prompts of 300 tokens
+
+
+async def test_a_prompt_waits_for_room_and_is_refused_in_time(worker):
     core = {name: request(name, prompt(300, seed=600 + n)) for n, name in enumerate("abcdef")}
     async with connected(worker.address) as stream:
         for name in "abc":
@@ -28,8 +34,7 @@ async def test_a_prompt_waits_for_room_and_is_refused_in_time(workers):
     eventually(lambda: worker.figure(PINNED) == 0, 10, "all is released")
 
 
-async def test_a_prompt_larger_than_staging_is_handed_over_in_parts(workers, mixed):
-    worker = workers.started("prefill", handoff={"staging_mib": 1})
+async def test_a_prompt_larger_than_staging_is_handed_over_in_parts(worker, mixed):
     core = request("large", prompt(1000, seed=610), max_tokens=8)
     async with connected(worker.address) as source, connected(mixed.address) as target:
         begun = await source.prefill(core)

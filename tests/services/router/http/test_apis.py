@@ -192,8 +192,7 @@ async def test_the_fields_of_anthropics_clients_are_accepted(site):
             extra_query={"beta": "true"},
             extra_body={"temperature": 0.5, "top_k": 5, "top_p": 0.9, "context_management": {"edits": []}},
         )
-        assert got.role == "assistant"
-        assert got.usage.output_tokens == 8
+        assert (got.role, got.usage.output_tokens) == ("assistant", 8)
         counted = await client.messages.count_tokens(model=MODEL, messages=ASKED["messages"], system=[cached])
         assert counted.input_tokens > 0
 
@@ -330,8 +329,7 @@ async def test_calls_that_were_cut(site):
 
     mine = [{"name": "look", "input_schema": {"type": "object"}}]
     message = await whole(site, MESSAGES, {**body, "tools": mine})
-    assert message["stop_reason"] == "max_tokens"
-    assert message["content"][-1]["type"] == "tool_use"
+    assert (message["stop_reason"], message["content"][-1]["type"]) == ("max_tokens", "tool_use")
 
     site.says("</think>", '{"where": "Pa')  # a forced call's arguments
     forced = {**WHERE, "tools": mine, "tool_choice": {"type": "tool", "name": "look"}, "max_tokens": 13}

@@ -99,8 +99,7 @@ def test_good_files_are_what_vllm_makes_of_them(name, admitted):
     assert image.image.mode == theirs.media.mode == "RGB"
     assert image.image.size == theirs.media.size
     assert image.image.tobytes() == theirs.media.tobytes()
-    assert image.converted == (theirs.io_config is not None)
-    assert image.file == file
+    assert (image.converted, image.file) == (theirs.io_config is not None, file)
 
 
 BAD = {

@@ -12,27 +12,19 @@ def record(request_id="r-1", *, workers=("p", "d"), moved=0, outcome="stop", tro
         if workers
     )
     handoff = Stage("handoff", 10.05, 10.06, Process("baton-router", ""), 1, "", {"bytes": moved})
+    about = {"tenant": "acme", "service": "interactive", "model": "m", "status": 200, "streams": True}
+    times = {"arrived": 10.0, "ended": 10.1, "first_token_s": 0.05, "client_s": 0.0, "clock_s": 1_000_000.0}
+    tokens = {"prompt_tokens": 10, "output_tokens": 5, "drafted_tokens": 4, "accepted_tokens": 3}
     return Record(
+        **about,
+        **times,
+        **tokens,
         request_id=request_id,
         response_id=f"cmpl-{request_id}",
         trace=begin([], 0.0),
-        tenant="acme",
-        service="interactive",
-        model="m",
         outcome=outcome,
-        status=200,
-        streams=True,
-        prompt_tokens=10,
-        output_tokens=5,
-        arrived=10.0,
-        ended=10.1,
-        first_token_s=0.05,
-        client_s=0.0,
-        clock_s=1_000_000.0,
         method="mtp",
         draft_steps=2,
-        drafted_tokens=4,
-        accepted_tokens=3,
         retried=bool(troubles),
         attempts=attempts,
         to_first_token=(Stage("queue", 10.0, 10.05, Process("baton-prefill", "p"), 1),),

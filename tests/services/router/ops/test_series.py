@@ -49,8 +49,7 @@ def test_a_quarter_of_an_hour_is_kept():
     for _ in range(KEPT + 5):
         now.now += 1
         samples.sample(Sums())
-    assert len(samples.samples) == KEPT
-    assert samples.samples[-1][0] == 1_000 + KEPT + 5
+    assert (len(samples.samples), samples.samples[-1][0]) == (KEPT, 1_000 + KEPT + 5)
 
 
 def test_quantiles_of_buckets():

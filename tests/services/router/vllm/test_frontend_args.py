@@ -48,8 +48,7 @@ def test_both_spellings_and_every_kind_of_value():
     assert args.enable_request_id_headers
     assert not args.enable_log_deltas
     assert args.default_chat_template_kwargs == {"enable_thinking": False}
-    assert args.allowed_origins == ["https://a.example"]
-    assert args.middleware == [GZIP, GZIP]
+    assert (args.allowed_origins, args.middleware) == (["https://a.example"], [GZIP, GZIP])
     assert (args.max_log_len, args.fingerprint_value, args.response_role) == (5, "--x.y z", "assistant")
 
 

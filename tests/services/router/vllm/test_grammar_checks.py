@@ -1,6 +1,7 @@
 """A router limits the size of each grammar, and leaves parsing to the workers."""
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 from vllm.config import StructuredOutputsConfig
@@ -34,10 +35,6 @@ def router():
         setattr(module, name, function)
 
 
-class Model:
-    is_diffusion = False
-
-
 @functools.cache
 def _tokenizer():
     from transformers import AutoTokenizer
@@ -47,7 +44,9 @@ def _tokenizer():
 
 def verify(**asked):
     params = SamplingParams(structured_outputs=StructuredOutputsParams(**asked))
-    params._validate_structured_outputs(Model(), StructuredOutputsConfig(), _tokenizer())
+    params._validate_structured_outputs(
+        SimpleNamespace(is_diffusion=False), StructuredOutputsConfig(), _tokenizer()
+    )
     return params.structured_outputs
 
 

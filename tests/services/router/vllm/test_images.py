@@ -121,9 +121,8 @@ async def test_what_the_door_has_not_seen_is_not_read(connector, admission, tmp_
 
 
 async def test_a_model_that_does_not_see(admission):
-    with pytest.raises(
-        RefusedByRouter, match=r"^messages\[0\]\.content\[0\]: images are not served here"
-    ) as refused:
+    said = r"^messages\[0\]\.content\[0\]: images are not served here"
+    with pytest.raises(RefusedByRouter, match=said) as refused:
         await checked(chat("http://192.0.2.1/never-fetched.png"), None)
     assert refused.value.http_status == 400
     assert "images are not served" in admission.error.message

@@ -22,16 +22,12 @@ class Handler:
 
     def __init__(self):
         self.enable_store = True
-        self.event_store = {}
-        self.background_tasks = {}
-        self.response_store = {}
-        self.msg_store = {}
+        self.event_store, self.background_tasks, self.response_store, self.msg_store = {}, {}, {}, {}
 
     async def create_responses(self, request, _raw_request):
         if request.store:
             self.msg_store[request.request_id] = []
-            answer = Answer(request.request_id, request.size)
-            self.response_store[request.request_id] = answer
+            self.response_store[request.request_id] = Answer(request.request_id, request.size)
         return SimpleNamespace(id=request.request_id)
 
     async def _run_background_request(self): ...
@@ -48,14 +44,8 @@ class Site:
 
     async def make(self, tenant, size=100):
         caller = Caller("k", tenant, Limits(), Tenant())
-        request = SimpleNamespace(
-            model_extra={},
-            previous_response_id=None,
-            background=False,
-            store=True,
-            request_id="mine",
-            size=size,
-        )
+        request = SimpleNamespace(store=True, request_id="mine", size=size)
+        request.model_extra, request.previous_response_id, request.background = {}, None, False
         return str((await self.handler.create_responses(request, SimpleNamespace(scope={CALLER: caller}))).id)
 
     def has(self, response_id, tenant):
