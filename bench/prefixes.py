@@ -78,8 +78,8 @@ async def turns(workers: int) -> dict[str, float]:
             keys = hasher.keys(_request(tokens))
             placed = await place_need(client, f"{chat}.{turn}", 1, len(tokens), 200, prefix=keys)
             took = time.perf_counter() - began
-            client.reporter.prefilled(placed.attempt)
-            client.reporter.finished(placed.attempt, "stop")
+            client.reports.prefilled(placed.attempt)
+            client.reports.finished(placed.attempt, "stop")
             untold.extend((one.worker_id, keys) for one in (placed.prefill, placed.decode) if one)
             return took
 

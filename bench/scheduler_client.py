@@ -97,17 +97,17 @@ class Router:
         await asyncio.sleep(begin - time.monotonic())
         while time.monotonic() < part.until:
             if placed := await self._place(part):
-                self._client.reporter.prefilled(placed.attempt)
-                self._client.reporter.finished(placed.attempt, "stop", pb.Cost(decode_ms=1.0))
+                self._client.reports.prefilled(placed.attempt)
+                self._client.reports.finished(placed.attempt, "stop", pb.Cost(decode_ms=1.0))
             else:
                 await asyncio.sleep(0.01)
 
     async def _live(self, part: Part) -> None:
         if placed := await self._place(part):
             await asyncio.sleep(LIVES_S / 10)
-            self._client.reporter.prefilled(placed.attempt)
+            self._client.reports.prefilled(placed.attempt)
             await asyncio.sleep(LIVES_S * 9 / 10)
-            self._client.reporter.finished(placed.attempt, "stop", pb.Cost(decode_ms=1.0))
+            self._client.reports.finished(placed.attempt, "stop", pb.Cost(decode_ms=1.0))
 
     async def _place(self, part: Part) -> Placement | None:
         if self._open >= MOST_OPEN:

@@ -147,7 +147,7 @@ class Cluster:
         self.view = ClusterView(self.scheduler, self._settings.worker_lease_s, self.pool.reached)
         placements = Placements(self.scheduler, metrics, chosen=self.view.chosen, pairs_clock=pairs_clock)
         self.waiting = WaitingRoom(max_waiting, max_wait_s, metrics)
-        self.scheduler.reporter.on_released = self.waiting.freed
+        self.scheduler.reports.on_released = self.waiting.freed
         self.chronicle = Chronicle(metrics)
         parts = RelayParts(
             placements,

@@ -36,7 +36,7 @@ ALONE_RETRY_S = 1.0  # suggested retry interval while no scheduler answers
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The workers chosen for one attempt. The client's reporter renews the placement."""
+    """The workers chosen for one attempt. The client's reports renew it."""
 
     attempt: Attempt
     prefill: pb.Worker | None  # None: the decode worker also prefills
@@ -68,7 +68,7 @@ class SchedulerClient:
         self.router_id = router_id
         self._schedulers = Endpoints(address)
         self.standby = Standby(policy)
-        self.reporter = Reports(
+        self.reports = Reports(
             {one.address: partial(self._exchange, one) for one in self._schedulers},
             lambda: self.home(router_id),
         )
@@ -98,13 +98,13 @@ class SchedulerClient:
         return self._schedulers.pick(key).address
 
     async def place(self, need: Need) -> Placement:
-        """Reserve workers for one attempt until `reporter.finished`. Raises NoCapacity.
+        """Reserve workers for one attempt until `reports.finished`. Raises NoCapacity.
 
         Epochs of one request count up from 1.
         """
         self._check(need)
         scheduler = self._schedulers.pick(self.router_id)
-        reply = await self.reporter.exchanges[scheduler.address].ask(need_to_wire(need))
+        reply = await self.reports.exchanges[scheduler.address].ask(need_to_wire(need))
         if reply.HasField("refusal"):
             raise Refused(reply.refusal)
         if reply.HasField("rejection"):
@@ -133,7 +133,7 @@ class SchedulerClient:
             prompt_tokens=placement.prompt_tokens,
             blocks=placement.blocks,
         )
-        self.reporter.hold(booking, placement.lease_s, booked_by=scheduler.address)
+        self.reports.hold(booking, placement.lease_s, booked_by=scheduler.address)
         return placement
 
     def place_alone(self, need: Need) -> Placement:
@@ -142,12 +142,12 @@ class SchedulerClient:
         Raises NoCapacity, and SchedulerUnavailable without a recent snapshot.
         """
         self._check(need)
-        assigned = self.standby.place(need, self.reporter.reserved)
+        assigned = self.standby.place(need, self.reports.reserved)
         if assigned is None:
             raise SchedulerUnavailable(f"scheduler at {self.address} does not answer, and no worker is known")
         if isinstance(assigned, NoChoice):
             raise NoCapacity(assigned.code, assigned.message, ALONE_RETRY_S)
-        self.reporter.hold(assigned.booking, self.standby.lease_s)
+        self.reports.hold(assigned.booking, self.standby.lease_s)
         return Placement(
             attempt=need.attempt,
             prefill=worker_to_wire(assigned.prefill) if assigned.prefill else None,
@@ -170,7 +170,7 @@ class SchedulerClient:
         home = self._schedulers.pick(self.router_id)
         snapshot: pb.SnapshotReply = await self._schedulers.ask(home, "Snapshot", request, SNAPSHOT_TIMEOUT_S)
         self.standby.learn(snapshot, reached)
-        self.reporter.saw_generation(snapshot.generation, home.address)
+        self.reports.saw_generation(snapshot.generation, home.address)
         return snapshot.log_level
 
     async def register(
@@ -290,7 +290,7 @@ class SchedulerClient:
 
     async def close(self) -> None:
         """Send the remaining reports within a second, deregister the router, and disconnect."""
-        await self.reporter.close()
+        await self.reports.close()
         if self.process and self.answering:
             self.process = pb.Process(id=self.process.id, kind=self.process.kind)
             with contextlib.suppress(SchedulerUnavailable, Refused):

@@ -139,7 +139,7 @@ class Placing:
             await stop(task)
         for router in self._routers:
             await router.client.close()
-            self._placed.dropped += router.client.reporter.dropped
+            self._placed.dropped += router.client.reports.dropped
         self._placed.fullest = self._workers.fullest
 
     async def _ask(self) -> None:
@@ -197,7 +197,7 @@ class Placing:
             await self._once_more(router, state, placement)
         await asyncio.sleep(until_read)
         self._workers.prefilled(stay, time.monotonic())
-        router.placements.reporter.prefilled(placement.attempt)
+        router.placements.reports.prefilled(placement.attempt)
         await asyncio.sleep(rest_s)
         self._workers.end(stay, time.monotonic())
         router.placements.finished(state, placement.attempt, outcome)

@@ -191,7 +191,7 @@ class _Encode(StreamListener):
 
     def _end(self, outcome: str, kept: int = 0) -> None:
         self._over = True
-        self._relay.parts.placements.reporter.finished(self._placement.attempt, outcome, kept=kept)
+        self._relay.parts.placements.reports.finished(self._placement.attempt, outcome, kept=kept)
         if self._stream is not None:
             self._stream.forget(self)
 

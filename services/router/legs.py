@@ -61,7 +61,7 @@ async def _run_pair(relay: Owner, encodes: Encodes) -> Failure | None:
             prefill.stop()
             decode.stop()
             return failure
-        relay.parts.placements.reporter.prefilled(relay.placement.attempt)
+        relay.parts.placements.reports.prefilled(relay.placement.attempt)
         relay.parts.metrics.saved(state)
         with prefill.watch(decode.on_source_lost):
             decode.go_on()
@@ -212,7 +212,7 @@ class DecodeLeg(Leg):
         self._defer(partial(self._admitted, admitted, time.monotonic()))
 
     def on_shared(self, shared: worker_pb2.Shared) -> None:
-        self._defer(partial(self._parts.placements.reporter.shared, self._attempt, shared.blocks))
+        self._defer(partial(self._parts.placements.reports.shared, self._attempt, shared.blocks))
 
     def _defer(self, take: Callable[[], None]) -> None:
         if self._deferred is None:
@@ -230,7 +230,7 @@ class DecodeLeg(Leg):
     def _first_output(self, output: Any, clock_offset_s: float) -> None:
         super()._first_output(output, clock_offset_s)
         if self._computes:
-            self._parts.placements.reporter.prefilled(self._attempt)
+            self._parts.placements.reports.prefilled(self._attempt)
 
     def _cut(self) -> bool:
         if self._alone:

@@ -74,7 +74,7 @@ class Placements:
         self._chosen = chosen
         self._whose = f"model {model!r}: " if model else ""
         self._client = client
-        self.reporter = client.reporter  # tells the scheduler which bookings have ended
+        self.reports = client.reports  # tells the scheduler which bookings have ended
         self._metrics = metrics
 
     async def place(
@@ -97,10 +97,10 @@ class Placements:
             except NotAdmitted:
                 placement = self.hold_on(state, placement)
             except asyncio.CancelledError:
-                self.reporter.finished(placement.attempt, "abort")
+                self.reports.finished(placement.attempt, "abort")
                 raise
             else:
-                self.reporter.finished(placement.attempt, "retried")
+                self.reports.finished(placement.attempt, "retried")
                 placement = another
                 if not self._apart(placement):
                     return placement
@@ -159,15 +159,15 @@ class Placements:
         except NoCapacity:
             return None
         except (SchedulerUnavailable, Refused):
-            self.reporter.finished(need.attempt, "abort")  # it may be booked, though no reply came
+            self.reports.finished(need.attempt, "abort")  # it may be booked, though no reply came
             return None
         except asyncio.CancelledError:
-            self.reporter.finished(need.attempt, "abort")
+            self.reports.finished(need.attempt, "abort")
             raise
         encoder = placed.decode
         # A scheduler of an earlier version knows no encodes.
         if encoder.role != pb.ROLE_ENCODE or self.pairs.avoid((encoder.worker_id, worker.worker_id)):
-            self.reporter.finished(need.attempt, "abort")
+            self.reports.finished(need.attempt, "abort")
             return None
         return placed
 
@@ -188,16 +188,16 @@ class Placements:
     def hold_on(self, state: RequestState, placement: Placement) -> Placement:
         """Keep a placement when the request for another is refused, as that may have ended its booking."""
         state.epoch += 1
-        return replace(placement, attempt=self.reporter.hold_on(placement.attempt, state.epoch))
+        return replace(placement, attempt=self.reports.hold_on(placement.attempt, state.epoch))
 
     def without_prefill(self, placement: Placement) -> Placement:
         """Free the prefill worker's booking: the decode worker prefills the prompt too."""
-        self.reporter.prefilled(placement.attempt)
+        self.reports.prefilled(placement.attempt)
         return replace(placement, prefill=None, prompt_tokens=0)
 
     def finished(self, state: RequestState, attempt: Attempt, outcome: str) -> None:
         """Report the attempt's end and its cost: its bookings end."""
-        self.reporter.finished(attempt, outcome, cost_of(state))
+        self.reports.finished(attempt, outcome, cost_of(state))
 
     async def _placement(self, state: RequestState, exclude: set[str], service: ServiceClass) -> Placement:
         """Get a placement from a scheduler, or from the last snapshot.
@@ -245,7 +245,7 @@ class Placements:
 
     def _unknown(self, state: RequestState) -> None:
         """Release the epoch: the scheduler may have booked it, though no reply came."""
-        self.reporter.finished(Attempt(state.request_id, state.epoch), "abort")
+        self.reports.finished(Attempt(state.request_id, state.epoch), "abort")
 
     def _refused(self, error: NoCapacity) -> NotAdmitted:
         code = pb.Rejection.Code.Name(error.code).removeprefix("CODE_")

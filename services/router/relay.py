@@ -296,7 +296,7 @@ class Relay:
             await self._place_again()
             worker = self.placement.decode
             if self.placement.prefill is not None:  # frees its booking
-                self.parts.placements.reporter.prefilled(self.placement.attempt)
+                self.parts.placements.reports.prefilled(self.placement.attempt)
         self.parts.quarantine.use(worker)
         self._placement = replace(self.placement, prefill=None, source=None, decode=worker)
         state.recomputes(alone=worker)

@@ -90,7 +90,7 @@ async def served(
         config = frontend.build_config(model.settings)
         args = frontend.build_arguments(model.settings, config)
         waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, shared.classes)
-        scheduler.reporter.on_released = waiting.freed
+        scheduler.reports.on_released = waiting.freed
         parts = RelayParts(
             Placements(scheduler, metrics, model.name if model.entry is not None else "", cluster.chosen),
             pool,

@@ -53,7 +53,7 @@ class Router:
         metrics = RouterMetrics(CollectorRegistry())
         self._placements = Placements(self.client, metrics)
         self._room = WaitingRoom(10_000, WAIT_S, metrics, classes=Classes())
-        self.client.reporter.on_released = self._room.freed
+        self.client.reports.on_released = self._room.freed
 
     async def client_of(self, service, seed):
         draw, number = random.Random(seed), 0
@@ -84,7 +84,7 @@ class Router:
         self._outcome.refused[refused] += 1
         await asyncio.sleep(draw.uniform(*READ_S))
         self._outcome.workers.prefilled(stay, time.monotonic())
-        self._placements.reporter.prefilled(placement.attempt)
+        self._placements.reports.prefilled(placement.attempt)
         await asyncio.sleep(draw.uniform(*LIFE_S))
         self._outcome.workers.end(stay, time.monotonic())
         self._placements.finished(state, placement.attempt, "stop")

@@ -79,16 +79,16 @@ async def test_a_router_places_without_a_scheduler_and_reports_it_later():
                 await session.start(2)
                 await session.ready(capacity())
             kept = await place(client, "kept", 1, 10, 1)
-            client.reporter.prefilled(kept.attempt)
+            client.reports.prefilled(kept.attempt)
             ended = await place(client, "ended", 1, 10, 1)
             await client.refresh()
         assert (await failed(client)).code is None
         alone = client.place_alone(need("alone", 1, 10, 1, router_id=client.router_id))
         assert alone.alone
         assert (alone.prefill or alone.decode).worker_id == "p"
-        client.reporter.finished(ended.attempt, "stop")
+        client.reports.finished(ended.attempt, "stop")
         short = client.place_alone(need("short", 1, 10, 1, router_id=client.router_id))
-        client.reporter.finished(short.attempt, "stop", pb.Cost(output_tokens=3))
+        client.reports.finished(short.attempt, "stop", pb.Cost(output_tokens=3))
         async with SchedulerServer(options) as server:
 
             async def told():

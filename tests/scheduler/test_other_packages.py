@@ -47,7 +47,7 @@ async def place(client, request_id, prefix):
     """Place and finish a request; return its prefill worker."""
     asked = need(request_id, 1, 20, 1, router_id="router", prefix=PromptKeys((prefix, len(request_id)), 10))
     placement = await client.place(asked)
-    client.reporter.finished(placement.attempt, "stop")
+    client.reports.finished(placement.attempt, "stop")
     assert placement.prefill
     return placement.prefill.worker_id
 

@@ -23,7 +23,7 @@ async def placed(client):
     placement = await place(client, uuid.uuid4().hex, 1, 100, 1, prefix=PromptKeys(KEYS, 16))
     name = placement.prefill.worker_id
     workers = {one.identity.worker_id: one for one in (await client.describe()).workers}
-    client.reporter.finished(placement.attempt, "stop")
+    client.reports.finished(placement.attempt, "stop")
     await until_told(client, lambda told: not told.attempts)
     return name, workers[name].reserved_prompt_tokens
 

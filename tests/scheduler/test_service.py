@@ -95,8 +95,8 @@ async def test_a_requests_life(server, client):
     await until(lambda: figure(server, "live_attempts") == 1)
     await until(lambda: figure(server, "workers", role="prefill", state="ready") == 1)
     assert figure(server, "store_up") == 1
-    client.reporter.prefilled(placed.attempt)
-    client.reporter.finished(placed.attempt, "stop", pb.Cost(handoff_ms=1.5, transport="shm"))
+    client.reports.prefilled(placed.attempt)
+    client.reports.finished(placed.attempt, "stop", pb.Cost(handoff_ms=1.5, transport="shm"))
     await until_told(client, lambda told: not told.attempts)
     told = await client.describe()
     assert all(worker.reserved_requests == 0 for worker in told.workers)
@@ -130,7 +130,7 @@ async def test_an_attempt_is_fenced_by_the_next(server, client):
     with pytest.raises(NoCapacity) as caught:
         await place(client, "r", 2, 105, 5)
     assert caught.value.code == pb.Rejection.CODE_STALE_EPOCH
-    client.reporter.finished(first.attempt, "retried")
+    client.reports.finished(first.attempt, "retried")
     await until(lambda: figure(server, "stale_epochs_total", what="report") == 1)
     assert figure(server, "stale_epochs_total", what="placement") == 1
     assert [one.attempt.epoch for one in (await client.describe()).attempts] == [2]

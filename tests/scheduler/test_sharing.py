@@ -71,7 +71,7 @@ class Pair:
         """Wait until each scheduler has exactly these routers' bookings."""
 
         async def so():
-            holding = held(known for router in routers for known in router.reporter._held.values())
+            holding = held(known for router in routers for known in router.reports._held.values())
             return all(self.booked(number) == holding for number in self.servers)
 
         await until(so)
@@ -121,8 +121,8 @@ async def test_both_schedulers_reach_the_same_sums(two):
         draw.shuffle(running)
         ended, running = running[:10], running[10:]
         for client, one in ended:
-            client.reporter.prefilled(one.attempt)
-            client.reporter.finished(one.attempt, "stop")
+            client.reports.prefilled(one.attempt)
+            client.reports.finished(one.attempt, "stop")
         await two.agree_with(*routers)
 
 
@@ -146,7 +146,7 @@ async def test_the_other_scheduler_takes_over_with_all_bookings(two):
     await place(router, "eighth")
     with pytest.raises(NoCapacity, match="8 of 8 requests"):
         await place(router, "ninth")
-    router.reporter.finished(running[0].attempt, "stop")
+    router.reports.finished(running[0].attempt, "stop")
     again = await two.begin(0)
     await two.agree_with(router)
     assert again._roster.view().workers.keys() == {"m"}
@@ -186,7 +186,7 @@ async def test_late_placements_of_a_hanging_scheduler_are_superseded(redis_serve
                 assert isinstance(one, Placement | SchedulerUnavailable) or (
                     isinstance(one, NoCapacity) and one.code == pb.Rejection.CODE_STALE_EPOCH
                 )
-            holding = {known.attempt for known in client.reporter._held.values()}
+            holding = {known.attempt for known in client.reports._held.values()}
             assert len(holding) == 4
 
             async def the_later_ones_alone():
@@ -214,12 +214,12 @@ async def test_the_oldest_request_goes_first_at_any_scheduler(two):
         return bool(two.servers[1]._placer.turns._elsewhere)
 
     await until(known)
-    mine.reporter.finished(running[0].attempt, "stop")
+    mine.reports.finished(running[0].attempt, "stop")
     await two.agree_with(mine)
     with pytest.raises(NoCapacity, match=f"a request of router {other.router_id} goes first"):
         await place(mine, "ours")
     await place(other, "theirs", next(epochs), waited_s=5.0)
-    mine.reporter.finished(running[1].attempt, "stop")
+    mine.reports.finished(running[1].attempt, "stop")
     await two.agree_with(mine, other)
     later = iter(range(2, 1_000))
 

@@ -40,7 +40,7 @@ async def test_the_rules_on_the_page_are_sufficient(serve):
         assert (await client.heartbeat("w1", pb.WORKER_STATE_READY, pb.WorkerLoad(), 0)).known
         await place(client, "q", 1, 10, 5)
         await client.refresh()
-        client.reporter.finished(Attempt("q", 1), "stop", pb.Cost())
+        client.reports.finished(Attempt("q", 1), "stop", pb.Cost())
         await until_told(client, lambda told: not told.attempts)
         assert (await client.drain("w1")).worker_id == "w1"
         assert (await client.undrain("w1")).name == "w1"

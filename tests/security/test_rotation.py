@@ -66,7 +66,7 @@ async def test_no_call_fails_while_certificates_are_replaced(become, ca, monkeyp
 
             async def placed():
                 one = await place(router, uuid.uuid4().hex, 1, 1, 1)
-                router.reporter.finished(one.attempt, "stop")
+                router.reports.finished(one.attempt, "stop")
 
             calls = await asyncio.gather(
                 _repeated(lambda: worker.heartbeat("d0", pb.WORKER_STATE_READY, pb.WorkerLoad(), 0), over),

@@ -163,7 +163,7 @@ async def test_full_encode_workers_leave_images_with_the_prompt(cluster):
     assert (sent(prefill), encodes(encoder), where(cluster)) == (["a"], [], (0, 0, 1))
     assert not cluster.server._placer.turns.any
     for one in others:
-        cluster.scheduler.reporter.finished(one, "stop")
+        cluster.scheduler.reports.finished(one, "stop")
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda one: "dies" if one.die else f"code {one.failed}")
@@ -302,7 +302,7 @@ async def test_encodes_without_a_scheduler(cluster):
     await cluster.lose_scheduler()
     await ask(cluster, A)
     assert (images(prefill), sent(encoder)) == (["a"], ["a"])
-    assert not cluster.scheduler.reporter.held
+    assert not cluster.scheduler.reports.held
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -331,7 +331,7 @@ async def test_whatever_fails_nothing_stays_booked(cluster, seed):
     for name in names[1::2]:
         found = await cluster.answer(name)
         assert (found.error, found.tokens) == (None, answer(PROMPT, 8))
-    await until(lambda: not cluster.scheduler.reporter.held, "nothing is booked")
+    await until(lambda: not cluster.scheduler.reports.held, "nothing is booked")
 
 
 async def test_nothing_of_an_ended_request_waits_for_the_garbage_collector(cluster):

@@ -200,7 +200,7 @@ async def test_workers_of_another_vllm_are_not_asked(cluster):
     needs = (need(f"a{number}", 1, 3, 1, router_id=router, vllm_version=VLLM_VERSION) for number in range(6))
     alone = [cluster.scheduler.place_alone(one) for one in needs]
     for placement in alone:
-        cluster.scheduler.reporter.finished(placement.attempt, "stop")
+        cluster.scheduler.reports.finished(placement.attempt, "stop")
     assert {placement.decode.worker_id for placement in alone} == {"ours"}
 
 

@@ -24,7 +24,7 @@ async def booked(client, worker, tokens, keys):
     assert placed.prefill is None
     assert placed.decode.worker_id == worker.name
     found = await reserved(client, worker)
-    client.reporter.finished(placed.attempt, "abort")
+    client.reports.finished(placed.attempt, "abort")
 
     async def released():
         return await reserved(client, worker) == 0
