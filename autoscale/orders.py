@@ -88,7 +88,7 @@ class Draft:
         return [(fleet, place) for _, fleet, place in free]
 
     def flip(self, to: Role, most: int, quiet: Mapping[str, float]) -> None:
-        """Change the role of up to `most` workers of the other side, the least busy first; one must keep it.
+        """Change the role of up to `most` workers of the other side, the least busy first; one keeps it.
 
         `quiet`: workers that changed their role recently.
         """

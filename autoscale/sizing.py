@@ -112,7 +112,7 @@ class Work:
         bounds = goals.encode
         if not bounds.most:
             return present
-        if self.images is None:  # one worker shows how fast they are
+        if self.images is None:  # one worker is enough to measure how fast they are
             return _stay(bounds, max(present, int(self.has_images)))
         if self.images.load < FEW:
             return bounds.least

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
         save=("clients", "name of the file in bench/results"),
     )
     config = yaml.safe_load((ROOT / "deploy" / "laptop.yaml").read_text())
-    engine = EngineSettings(**config["engine"])  # the defaults of what is not configured
+    engine = EngineSettings(**config["engine"])  # with defaults where nothing is configured
     runs: dict[str, dict[str, list[dict[str, float]]]] = {
         load: {"baton": [], "stock": []} for load in given.concurrency
     }

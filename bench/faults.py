@@ -48,8 +48,8 @@ Written by `python -m bench faults --page`. Each alert of `deploy/prometheus/rul
 CATALOGUE = f"""
 ## Fault catalogue
 
-The faults of the [chaos runs](../reliability.md#break-it-yourself) that an operator should hear of, each with
-the alert that names it, which must fire within {GOAL_S:g} s of Prometheus noticing the fault.
+An operator should hear of these faults of the [chaos runs](../reliability.md#break-it-yourself). The alert
+that names a fault must fire within {GOAL_S:g} s of Prometheus noticing it.
 
 """
 UNHEARD_HEAD = """

@@ -145,7 +145,7 @@ async def compared(
     found: list[list[int]],
     expected: list[list[int]],
 ) -> dict[str, Any]:
-    """Return the number of equal answers, and for each other one where and how narrowly it first differs."""
+    """Return the number of equal answers, and where and how narrowly each of the others first differs."""
     places = differences(found, expected)
     for place in places:
         at = [*prompts[place["prompt"]], *found[place["prompt"]][: place["at"]]]

@@ -1,8 +1,8 @@
 """Compare models of many kinds, served by 1P1D with and without drafts, with one engine, on one GPU.
 
-The models are the tiny ones of harness.architectures in bfloat16. Drafts are verified in other batches than
-single tokens are computed in, so near-ties can flip. Models that take images also get an encode worker, which
-computes every image.
+The models are the tiny ones of harness.architectures in bfloat16. Batches that verify drafts
+have other shapes than those that compute one token per request, so near-ties can flip. Models that take
+images also get an encode worker, which computes every image.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _arm(model: Architecture, end: str) -> Arm:
 
 
 async def compare(served: Served, tokens: int, keep: Keep) -> None:
-    """Compare each pair's answers with its model's engine's. `keep` gets the figures after each model."""
+    """Compare each pair's answers with those of one engine. `keep` gets the figures after each model."""
     found: dict[str, Any] = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as http:
 

@@ -129,7 +129,7 @@ class HandoffClient:
         shards: Iterable[pb.Shard] | None = None,
         reader: tuple[int, int] = (0, 1),
     ) -> list[grpc.Future[pb.ReleaseReply]]:
-        """Release shards (default: all), without waiting. reader: this rank, and how many pull."""
+        """Release shards (default: all), without waiting. reader: this rank, and how many ranks pull."""
         calls = []
         for shard in manifest.shards if shards is None else shards:
             if shard.address:

@@ -28,7 +28,7 @@ class HandoffConfig:
     pull_timeout_s: float = 20.0  # time to pull a complete prompt
     lease_s: float = 30.0  # how long saved KV waits to be pulled
     chunk_mib: int = 4  # MiB moved at a time
-    advertise_host: str = ""  # host that others dial; `host` if empty
+    advertise_host: str = ""  # host that other workers dial; `host` if empty
     model_fingerprint: str = ""  # hash of the weights
     identity: str = ""  # folder of the worker's certificate; plain text if empty
     insecure: bool = False  # allow plain text to other machines

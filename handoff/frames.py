@@ -119,7 +119,7 @@ class Line:
             self._write(parts, look)
 
     def receive(self, look: Callable[[], None] = nothing, silent_s: float | None = None) -> Frame:
-        """Return the next frame; after RECORDS call `receive_records`. Raises Broken, as `look` may."""
+        """Return the next frame; after RECORDS call `receive_records`. Raises as `send` does."""
         silent_s = SILENT_S if silent_s is None else silent_s
         prefix = bytes(self._read_new(_PREFIX.size, look, silent_s))
         kind, size, first_block, records = _PREFIX.unpack(prefix)

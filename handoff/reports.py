@@ -93,7 +93,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A load has ended, or `problem` says why not. Zero blocks without one: the prefix cache had it all."""
+    """A load has ended; `problem` if it failed. Zero blocks and no problem: the prefix cache had it all."""
 
     request_id: str
     epoch: int

@@ -114,7 +114,7 @@ def site(folder: Path, architecture: Architecture | None = None) -> Iterator[Sit
 
 
 class Comparison:
-    """Requests undisturbed and cut answers and compares them."""
+    """Requests each answer undisturbed and cut, and compares the two."""
 
     def __init__(
         self, site: Site, client: httpx.AsyncClient, every: int = 1, plain: Feature = FEATURES[0]

@@ -92,7 +92,7 @@ class Deployment:
     path: str = ""  # a folder of extra packages for its processes
     environment: Mapping[str, str] = field(default_factory=dict)  # extra variables of its processes
     constants: Mapping[str, float] = field(default_factory=dict)  # `module:NAME` -> value in its processes
-    cores: int = 0  # its processes may use so many unless `cold`; 0: all
+    cores: int = 0  # how many its processes may use unless `cold`; 0: all
     port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
     _clients: ExitStack = field(default_factory=ExitStack, repr=False)

@@ -83,7 +83,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.fullest = 0  # highest number of concurrent requests
         self.hangs = False
         self.protocol = wire.PROTOCOL
-        self.shares = 0  # KV blocks that each request shares with others
+        self.shares = 0  # KV blocks that each request shares with other requests
         self.steps = 1  # steps of a prefill; KV can be pulled after the first of several
         self.patience_s = 1.0  # how long a prefill waits for a pulled prefix
         self._followed = Followed()

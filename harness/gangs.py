@@ -51,7 +51,7 @@ class Place:
 
 @dataclass
 class Times:
-    """When a request was added, and its engine had its first and last token; CLOCK_MONOTONIC."""
+    """When a request was added, and when its engine had the first and the last token; CLOCK_MONOTONIC."""
 
     added: float
     first: float = 0.0

@@ -219,7 +219,7 @@ class SchedulerClient:
         """Return all that the schedulers know, for operators.
 
         Workers and attempts come from the scheduler that knows the most workers. Routers come from all of
-        them, because only its home knows a router.
+        them, because a router is known only to its home.
         """
         replies: dict[str, pb.Description] = await self._schedulers.each(
             "Describe", pb.DescribeRequest(), CALL_TIMEOUT_S

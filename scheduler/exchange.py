@@ -135,7 +135,7 @@ class Reporter:
         return report
 
     def told(self, reply: pb.ReportReply) -> None:
-        """Process an answer. There is also one to a message without a report."""
+        """Process an answer. A message without a report gets one, too."""
         if reply.refusal:
             self.refused(reply.refusal)
             return

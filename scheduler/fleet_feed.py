@@ -1,8 +1,9 @@
 """Send routers the changes to the fleet since their last request.
 
-The reply is serialized once for all routers at a revision. It has everything if that is too old or of another
-feed. Bookings are the totals of all routers; a router subtracts its own. A worker's identity is sent once. A
-heartbeat is not a change: the last message of a worker that is not mentioned is less than half a lease old.
+The reply is serialized once for all routers at a revision. It has everything if a router's revision is
+too old or of another feed. Bookings are the totals of all routers; a router subtracts its own. A worker's
+identity is sent once. A heartbeat is not a change: the last message of a worker that is not mentioned is less
+than half a lease old.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class Ledger:
         self._give_back(booking, booking.prompt_worker_id, Reserved(booking.prompt_tokens, requests))
 
     def _share(self, live: Live, blocks: int) -> None:
-        """Book no more than `blocks` KV blocks: other requests hold the rest, too."""
+        """Book only `blocks` KV blocks: the rest are shared with other requests, which hold them anyway."""
         more = live.booking.blocks - blocks
         if more > 0:
             self._give_back(live.booking, live.booking.decode_id, Reserved(blocks=more))

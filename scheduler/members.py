@@ -93,7 +93,7 @@ class Members:
             self._untold[process.id] = process
 
     async def tend(self) -> None:
-        """Write new entries to the store, and read those of others. Called about twice a second."""
+        """Write new entries to the store, and read other schedulers' entries. Called about twice a second."""
         if self._store.problem:
             return
         if self._mine:

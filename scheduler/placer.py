@@ -37,7 +37,7 @@ class _Waiting:
     heard: float  # on the clock
 
     def goes_before(self, need: Need, since: float) -> bool:
-        """Return whether this request comes first. One that has just arrived may not ask again."""
+        """Return whether this request comes first. A new one does not: it may never ask again."""
         mine = self.need
         before = self.since < since if mine.priority == need.priority else mine.priority < need.priority
         return before and mine.waited_s > TOLERANCE_S

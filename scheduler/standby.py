@@ -1,8 +1,9 @@
 """Place without a scheduler, from its last snapshot, by the scheduler's own policy and limits.
 
 A router does so while no scheduler answers, while one that has just started may not know all workers, and
-when it has lost workers that the router can reach. This router's bookings count as they are now, others' as
-of the snapshot until their leases end. Workers refuse requests that do not fit, and these are placed again.
+when it has lost workers that the router can reach. This router's bookings count as they are now, those of
+other routers as of the snapshot until their leases end. Workers refuse requests that do not fit, and these
+are placed again.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class Standby:
                 continue
             status = seen.status
             worker_id = status.identity.worker_id
-            valid = age_s <= self.lease_s  # after that, others' bookings have expired
+            valid = age_s <= self.lease_s  # after that, other routers' bookings have expired
             reserved = Reserved()
             if valid:
                 reserved.add(_booked(status))

@@ -144,7 +144,7 @@ class FleetView:
                 one.gang, one.whole = members, bool(life and one.seat and ready == one.seat[3])
 
     def units(self) -> Iterator[list[WorkerRecord]]:
-        """Yield what starts, changes roles and ends as one: the workers of a gang by rank, others alone."""
+        """Yield what starts, changes roles and ends as one: the workers of a gang by rank, or one worker."""
         for one in self.workers.values():
             if one.members[0] is one:
                 yield one.members
@@ -255,7 +255,7 @@ class Told:
 
 
 def place_of(identity: pb.WorkerIdentity) -> str:
-    """Return the name of a worker's place, which stays after every restart: its gang's, or its own."""
+    """Return the name of a worker's place, the same across restarts: its gang's, or its own."""
     return identity.gang.name or identity.name or identity.worker_id
 
 

@@ -16,7 +16,7 @@ from baton.services.errors import ConfigError
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import BookError
 
-ENV_VLLM_KEY = "VLLM_API_KEY"  # also honoured here, so that replacing vLLM by Baton does not open the API
+ENV_VLLM_KEY = "VLLM_API_KEY"  # also honoured here, so that replacing vLLM with Baton does not open the API
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Replies of the trunk, from which its drafters learn.
 
-A drafter has to predict the trunk with its mistakes, so it does not learn from the generators' replies (as in
-Medusa's self-distillation and EAGLE's regenerated answers).
+A drafter has to predict the trunk, mistakes included, so it does not learn from the generators' replies (as
+in Medusa's self-distillation and EAGLE's regenerated answers).
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _grouped(
 
 
 def _filled_up(table: KVTable | None, largest: KVTable) -> KVTable:
-    """Pad a table's records to the largest table's: zeros when packed, discarded when unpacked."""
+    """Pad records to the size of the largest table's: zeros when packed, discarded when unpacked."""
     missing = largest.record_bytes - (table.record_bytes if table else 0)
     if table and not missing:
         return table

@@ -127,7 +127,7 @@ class BlockCache(ABC):
         return self._tables_for(share)
 
     def mark(self) -> Mark | None:
-        """Mark the work that the engine has queued so far, for others to wait for."""
+        """Mark the work that the engine has queued so far, for other threads to wait for."""
         return None
 
     def pin(self, memory: Bytes) -> None:  # noqa: B027 (host memory needs nothing)

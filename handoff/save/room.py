@@ -1,8 +1,9 @@
 """Admission of prompts by room in staging.
 
-Prefilled without room to save its KV, a prompt would be prefilled again by the decode worker. So it waits for
-a short while; after that the router may try another worker. A prompt that would take most of staging gets a
-window, and keeps blocks of the engine's cache until they are pulled; such prompts may keep half of the cache.
+If a prompt were prefilled without room to save its KV, the decode worker would prefill it again. So it waits
+for a short while; after that the router may try another worker. A prompt that would take most of staging gets
+a window, and keeps blocks of the engine's cache until they are pulled; such prompts may keep half of the
+cache.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class HandoffService(HandoffServicer):
         *,
         trials: Trials | None = None,
     ) -> None:
-        """Listen on host:port (0: free ones) and the next. Raises HandoffError. trials: None refuses."""
+        """Listen on host:port and the next port (0: free). Raises HandoffError. trials: None: refuse them."""
         self._staging = staging
         self._trials = trials
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-handoff")

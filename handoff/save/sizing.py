@@ -36,7 +36,7 @@ def staging_size(record_bytes: int, cache_blocks: int, prompt_blocks: int, free_
 
 
 def embeddings_bytes(mib: int | None) -> int:
-    """Return how much a worker keeps of embeddings; the pages are taken as they are needed."""
+    """Return how many bytes of embeddings a worker keeps; pages are taken as they are needed."""
     return mib << 20 if mib is not None else min(EMBEDDINGS_BYTES, free_bytes() // FREE_SHARE)
 
 

@@ -134,7 +134,7 @@ class Staging:
         )
 
     def fill(self, entry: Entry, chunk_bytes: int, write: Callable[[Bytes, int], None]) -> None:
-        """Fill a new entry, or discard it. write: gets records [n, record_bytes] and the first's place."""
+        """Fill a new entry, or discard it. write: gets records [n, record_bytes] and their first place."""
         try:
             fill = self.filling(entry)
             try:

@@ -77,7 +77,7 @@ class Trials:
         return pb.SampleReply(request_id=entry.request_id, shard=shard, num_blocks=entry.num_blocks)
 
     def trial(self, request: pb.TrialRequest) -> pb.TrialReply:
-        """Pull a sample from another rank. The reply has a failure's text."""
+        """Pull a sample from another rank. If that fails, the reply says why."""
         if not self._pulling.acquire(blocking=False):
             return pb.TrialReply(problem="another trial is running on this worker: try again")
         try:

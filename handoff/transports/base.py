@@ -129,7 +129,7 @@ class Transport(ABC):
         """
 
     def withdraw(self, request_id: str, epoch: int) -> None:  # noqa: B027 (optional)
-        """Drop what `offer` stored: it was released, or its lease has expired. Ignore unknown saves.
+        """Drop what `offer` stored: the save was released, or its lease expired. Ignore unknown saves.
 
         Called once per save, or twice if the lease ends during the offer.
         """

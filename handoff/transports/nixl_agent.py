@@ -45,7 +45,7 @@ _ENVIRONMENT = {
     "UCX_TCP_TX_SEG_SIZE": "64k",
 }
 _SERVE_S = 0.001  # polling interval while there are offers
-_IDLE_S = 0.1  # otherwise, for late peers and connections that end
+_IDLE_S = 0.1  # the same without offers, for late peers and connections that end
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.00005, 1.2, 0.001  # polling intervals of a read
 CONTACT_S = 5.0  # time for a peer's first answer
 _SHUNNED_S = 60.0  # time for which an unresponsive peer is not used

@@ -95,7 +95,7 @@ def layer_names(kv_cache_config: Any) -> list[list[str]]:
 
 
 def row_widths(kv_cache_config: Any) -> dict[str, int]:
-    """Return elements per token and head, by layer: the common divisor of K's and V's; MLA: the latent's."""
+    """Return, by layer, elements per token and head: the gcd of K and V. MLA: the elements of the latent."""
     return {
         name: math.gcd(int(spec.head_size), int(spec.head_size_v or 0))
         for name, spec in _specs(kv_cache_config)

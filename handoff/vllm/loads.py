@@ -76,7 +76,7 @@ class Loads:
     def allocated(
         self, request: Any, tables: Sequence[Sequence[int]], num_external: int, jobs: StepJobs
     ) -> None:
-        """Order the load into these blocks, by group. If the prefix cache has everything, it ends here."""
+        """Order the load into these blocks, by group. If the prefix cache has it all, the load ends."""
         load = self._wished.pop(request.request_id, None)
         if load is None:
             return

@@ -75,7 +75,7 @@ class WorkerSide:
         tensor_rank: int,
         kv_caches: Mapping[str, Any],
     ) -> None:
-        """Start the service with the other stages'. Raises HandoffError, SecurityError."""
+        """Start the service, together with the other pipeline stages. Raises HandoffError, SecurityError."""
         self._cache = cache = block_cache(
             kv_caches,
             kv_cache_config.num_blocks,

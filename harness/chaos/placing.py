@@ -105,7 +105,7 @@ class Placing:
         self._draw = random.Random(seed)
         self._workers = Workers(CAPACITY, SchedulerSettings())
         self._stalled_at = 0.0  # last stall of this process; time.monotonic
-        self._known: dict[str, tuple[int, float]] = {}  # scheduler -> process id, since when it answers
+        self._known: dict[str, tuple[int, float]] = {}  # scheduler -> process id, and when it began to answer
         self._pairs: dict[tuple[str, int], tuple[str, str]] = {}  # attempt -> prefill and decode worker
         self._open: set[asyncio.Task[None]] = set()
         self._routers: list[_Router] = []
@@ -258,7 +258,7 @@ class Placing:
                     self._placed.compare(unlike, f"{part.name}{self._after_s()}")
 
     def _note(self, descriptions: dict[Part, pb.Description | None]) -> None:
-        """Record since when each scheduler answers."""
+        """Record when each scheduler began to answer."""
         for part, description in descriptions.items():
             known = self._known.get(part.name)
             if description is None:

@@ -87,7 +87,7 @@ class _Run:
     outcome: Outcome | Placed
     say: Say
     census: Counter[str] = field(default_factory=Counter)
-    spans: list[Span] = field(default_factory=list)  # each lasts from a fault until the site was whole
+    spans: list[Span] = field(default_factory=list)  # each lasts from a fault until the site is whole again
     struck: list[float] = field(default_factory=list)  # when each fault struck
 
     async def ask(self, outcome: Outcome, serves: Callable[[Site], None]) -> None:

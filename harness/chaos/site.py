@@ -249,7 +249,7 @@ class Site:
         return list(await asyncio.gather(*map(_describe, self._stubs)))
 
     async def whole(self, within_s: float) -> None:
-        """Wait until all parts serve and the store works. Raises AssertionError that names the rest."""
+        """Wait until all parts serve and the store works. Raises AssertionError that names what fails."""
         deadline = time.monotonic() + within_s
         while missing := await self._missing():
             if time.monotonic() > deadline:

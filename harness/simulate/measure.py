@@ -97,5 +97,5 @@ def _engine(worker: pb.WorkerStatus) -> Engine:
 def _context_s(step_s: float, sizes: Sizes, long_s: float) -> float:
     """Return the cost, in seconds, of attending from one token to one token of an earlier step."""
     steps = sizes.long / sizes.step
-    pairs = sizes.long**2 / 2 - steps * sizes.step**2 / 2  # pairs within a step are part of its time
+    pairs = sizes.long**2 / 2 - steps * sizes.step**2 / 2  # step_s includes pairs within a step
     return max(0.0, (long_s - steps * step_s) / pairs)

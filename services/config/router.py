@@ -131,7 +131,7 @@ class SecuritySettings(Section):
     """Folder of the CA (`baton ca init`), for processes on the same machine. `baton up` creates one if there
     is none."""
     join: Address = ""
-    """host:port of `baton ca serve`, where processes of other machines get certificates."""
+    """host:port of `baton ca serve`, where processes on other machines get certificates."""
     token: Secret | None = None
     """Token for security.join (`baton ca token`)."""
     token_file: str = ""
@@ -187,7 +187,7 @@ class TracingSettings(Section):
     """Headers of exports, e.g. with an API key."""
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of traces to keep. Failed and retried requests, those that clients sample, and those whose first
-    token takes twice slo.ttft_ms are always traced."""
+    token takes longer than twice slo.ttft_ms are always traced."""
 
     @field_validator("endpoint")
     @classmethod

@@ -204,7 +204,7 @@ class StepTimeModel:
         self._fit.solve()
 
     def seconds(self, requests: int, tokens: float, limit: int) -> float:
-        """Return the seconds of a step; before the first one, in units of it."""
+        """Return the seconds of a step; before any was measured, in units of the first step's time."""
         cell = self._cells.get((bucket(requests), limit))
         return (self._pace or 1.0) * self._expected(requests, tokens, limit, cell)
 

@@ -1,9 +1,9 @@
 """Share an engine's steps between the first class and classes that give way to it.
 
-While first-class requests decode, the number of others in the batch keeps a step within the goal of the first
-class (`itl_s`): one more after every four short steps, a quarter fewer after a long one. Prompts share time:
-the others run up a debt, and get no more until the first class has had its time, by `share`. Time that they
-had while alone counts too, up to `MOST_ALONE_S`.
+While first-class requests decode, the number of other requests in the batch is adjusted to keep a step within
+the goal of the first class (`itl_s`): one more after every four short steps, a quarter fewer after a long
+one. Prompts share time: the other classes run up a debt, and get no more until the first class has had its
+time, by `share`. Time that they had while alone counts too, up to `MOST_ALONE_S`.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class StepShare:
         return self._owed_s <= 0
 
     def observe_alone(self, seconds: float, prompts: float) -> None:
-        """Learn from a step without the first class, of which `prompts` is the part of prompt tokens."""
+        """Learn from a step without the first class. prompts: the share of prompt tokens in it."""
         self._owed_s = max(self._owed_s, min(MOST_ALONE_S, self._owed_s + seconds * prompts))
 
     def observe(self, contest: Contest, seconds: float, others: float, rows: int, *, held: bool) -> None:
         """Learn from a step.
 
         others: the part of its tokens that counts towards the debt of requests that give way; rows: how many
-        of those decoded; held: whether others were left out
+        of those decoded; held: whether any such requests were left out
         """
         kept = contest.share / (1 - contest.share)
         self._owed_s += seconds * (others - kept * (1 - others))

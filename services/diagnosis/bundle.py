@@ -196,7 +196,7 @@ _SHOWN = (ENV_PREFIX, "VLLM_", "CUDA_", "NCCL_", "OMP_", "TORCH_", "KMP_", "NVID
 
 
 def write(settings: Settings, out: Path, log_dir: str) -> list[str]:
-    """Write the archive and return its files' names. Raises OSError, even if `out` is a symbolic link.
+    """Write the archive and return its files' names. Raises OSError, also if `out` is a symbolic link.
 
     If a part cannot be collected, its file says why.
     """

@@ -82,7 +82,7 @@ class EnginePlan:
     needs_handoffs: bool
     encodes: bool = False  # whether it is an encode worker's, which has only the tower
     adapters: tuple[AdapterFiles, ...] = ()
-    kv_host: str = ""  # host at which others reach the ranks; empty: where the ranks listen
+    kv_host: str = ""  # host at which other workers reach the ranks; empty: where the ranks listen
     gang: GangRank | None = None  # if the engine is in a gang
 
 

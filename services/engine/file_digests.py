@@ -1,7 +1,7 @@
 """Compute SHA-256 of large files, and keep each digest so that a file is read only once.
 
 An entry, in a folder that only its user can write, is found by the file's device and inode, and valid while
-its size and times are the same; of these ctime cannot be set back. Files in a Hugging Face cache are not
+its size and times are the same (ctime cannot be set back). Files in a Hugging Face cache are not
 read: their links lead to blobs named by this digest. Of processes that start together, one hashes and the
 others wait.
 """

@@ -98,7 +98,8 @@ class EngineHost:
     ) -> EngineInfo:
         """Start the thread and load the engine. Raises StartError or ConfigError.
 
-        gang: its rank, if it is in a gang; `ring` then tells the others, from the loop, of a wave with work
+        gang: its rank, if it is in a gang; `ring` then tells the other members, from the loop, of a wave
+        with work
         """
         self._plan, self._ring = replace(self._plan, gang=gang), ring
         self._loop = asyncio.get_running_loop()

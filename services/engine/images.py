@@ -1,4 +1,4 @@
-"""Images in requests for the engine: whole, or only their metadata, but never without data.
+"""Images in requests for the engine: whole, or only their metadata, but never with `data` None.
 
 A prepared image is large (6 MB per megapixel for Qwen2.5-VL). A worker that gets its prompt's KV needs only
 a few hundred bytes: its name, its place, and the fields for positions (M-RoPE), which vLLM marks

@@ -21,7 +21,7 @@ class EngineInfo:
     max_num_batched_tokens: int
     lookahead_tokens: int  # 1 + the maximum number of drafted tokens
     vocabulary: int
-    drafts_always: bool  # whether it drafts and cannot exempt single requests
+    drafts_always: bool  # whether it drafts and cannot exempt individual requests
     block_share: float = 1.0  # the size of a vLLM block in our blocks; not 1 if layers keep different tokens
     runner_v2: bool = False  # whether it uses vLLM's model runner V2
     prompt_logprobs: bool = True  # whether the model computes logits of prompts

@@ -6,8 +6,8 @@ which ends the wave. An engine that gets work while the gang is stopped rings th
 its wave.
 
 No ring is lost: an engine is in wave w only after the agreement that ended w - 1, to which all contributed,
-so the others are in wave w or later when they handle the ring. In a later one, wave w has run with all of
-them.
+so the others are in wave w or later when they handle the ring. If they are in a later wave, wave w has run
+with all of them.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
         problem = images.problem(core.mm_features, len(core.prompt_token_ids))
         if problem:
             raise _invalid(problem)
-        if limits.find_image is None:  # others may, so this is not CODE_INVALID, which ends the request
+        if limits.find_image is None:  # other workers may: not CODE_INVALID, which ends the request
             raise RequestRefused(Failed.CODE_DRAINING, "this worker serves no images (engine.images)")
         largest = max(one.mm_position.get_num_embeds() for one in core.mm_features)
         if largest > limits.image_tokens:
@@ -315,7 +315,7 @@ def _adapter(wanted: LoRARequest | None, adapters: Sequence[AdapterFiles]) -> Lo
 
 
 def _is_late(request: Request, limits: EngineLimits) -> bool:
-    """Return whether its first token is needed to build it: vLLM would load no KV for it."""
+    """Return whether a request can be built only with its first token: else vLLM would load no KV."""
     return (
         request.structured_output_request is not None
         or request.skip_reading_prefix_cache
@@ -354,7 +354,7 @@ def _mark_generated(params: Any, count: int, vocabulary: int) -> None:
 
 
 def _clear_prompt_logprobs(params: Any) -> None:
-    """Drop prompt log-probabilities: they went out with the first token, and forbid the prefix cache."""
+    """Drop prompt log-probabilities: they went out with the first token, and rule out the prefix cache."""
     if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
         params.prompt_logprobs = None
         params.prompt_logprob_token_ids = None

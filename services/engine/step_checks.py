@@ -34,7 +34,7 @@ class StepLimits:
 
     vocabulary: int = 0  # width of the logits; 0: unknown
     runner_v2: bool = False
-    drafts_always: bool = False  # whether the engine drafts and cannot exempt single requests
+    drafts_always: bool = False  # whether the engine drafts and cannot exempt individual requests
     prompt_logprobs: bool = True  # whether the model computes logits of prompts
 
 

@@ -53,7 +53,7 @@ def assign(gpus: Sequence[int], named: Sequence[str] | None = None) -> list[Devi
 def room(workers: int, gpus_each: int, kept: int = 0, named: Sequence[str] | None = None) -> int:
     """Return how many of `workers` this machine has devices for. Cores can always be shared.
 
-    `kept`: GPUs reserved for others. `named`: as in `assign`.
+    `kept`: GPUs reserved for other workers. `named`: as in `assign`.
     """
     return workers if cpu_build() else min(workers, (len(_all_gpus(named)) - kept) // gpus_each)
 

@@ -315,7 +315,7 @@ class Parts:
                 one.child.process.terminate()
 
     def _do_without(self, part: Part, child: Child, why: str) -> None:
-        """Report that a part was given up. Raises StartError if the others cannot serve without it."""
+        """Report that a part was given up. Raises StartError if the other parts cannot serve without it."""
         died = f"died {len(part.budget.deaths)} times within {self.patience.window}"
         last = child.last_words(why)
         if problem := self._cannot_serve():

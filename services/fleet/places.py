@@ -19,7 +19,7 @@ from baton.services.fleet.watch import Ordered
 from baton.services.roles import ENCODE, encoder_settings
 
 Run = Callable[[], None]
-# Makes the function of a worker's process, from its name, its role at start and its devices.
+# Makes the function of a worker's process, from its name, the role with which it starts, and its devices.
 Worker = Callable[[str, Callable[[], str], Devices], Run]
 
 
@@ -189,7 +189,7 @@ def members_of(place: str, settings: Settings) -> dict[str, Settings]:
 
 
 def names_of(place: str, engine: EngineSettings, node: int) -> list[str]:
-    """Return the names of a place's processes on machine `node` of its gang's, from 0."""
+    """Return the names of a place's processes on its gang's machine number `node`, from 0."""
     if engine.members == 1:
         return [place]
     first = node * engine.local_members

@@ -324,7 +324,7 @@ class _Supervisor:
 
 
 def _peers(one: Started) -> Model:
-    """Return the model with schedulers' addresses that clients can use: one may listen on all addresses."""
+    """Return the model with schedulers' addresses that clients can dial, as none can dial a wildcard."""
 
     def seen(settings: Settings) -> Settings:
         peers = settings.model_copy(deep=True)

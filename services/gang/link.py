@@ -3,7 +3,7 @@
 The worker of rank 0 leads: it serves `Gang.Join`, and every other worker keeps one call to it. The link is up
 before any engine loads, because an engine that waits for a missing one waits for many minutes. A member that
 leaves before all have met is awaited again. After that the end of one link is the end of the gang, unless all
-members were drained. Once all serve, a shorter silence than while they load means an end.
+members were drained. A silence that is too long also ends it; once all serve, a shorter one suffices.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Outbox:
         self._filled = asyncio.Event()
 
     def put(self, **messages: int) -> None:
-        if "ring" in messages:  # one of an earlier wave may come after it
+        if "ring" in messages:  # a ring of an earlier wave may be put later
             messages["ring"] = max(messages["ring"], self._waiting.get("ring", 0))
         self._waiting |= messages
         self._filled.set()

@@ -1,9 +1,9 @@
 """Choose a prompt's share of a step where steps have a high fixed cost, as on a GPU.
 
-A quarter of a step (fair_share.py) is right if its time is proportional to its tokens. With a fixed cost,
-small shares make many steps that are hardly shorter, so a share is at least as many tokens as take as long as
-that cost, by a line fitted to measured steps; long ones, which may have waited for a compiler, have little
-weight.
+A quarter of a step (fair_share.py) is right if a step's time is proportional to its tokens. With a fixed
+cost, small shares make many steps that are hardly shorter. So a share has at least the number of tokens whose
+time equals that cost, by a line fitted to measured steps. Long steps, which may have waited for a compiler,
+have little weight.
 """
 
 from __future__ import annotations

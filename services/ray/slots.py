@@ -1,4 +1,4 @@
-"""The wanted workers on Ray, each with its placement group. A gang counts as one, and has one."""
+"""The wanted workers on Ray, each with its placement group. A gang counts as one worker."""
 
 from __future__ import annotations
 

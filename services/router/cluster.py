@@ -17,7 +17,7 @@ from baton.scheduler.members import Member, members
 FRESH_S = 0.5  # /health reuses a snapshot for this long, to spare the scheduler
 POLL_S = 1.0  # between two snapshots
 POLL_AWAY_S = 0.25  # the same while no scheduler answers, to notice soon when one is back
-HURRY_S, HURRY_POLL_S = 1.0, 0.1  # how long and how often, after a placement on an unlisted worker
+HURRY_S, HURRY_POLL_S = 1.0, 0.1  # how long and how often to refresh after a placement on an unlisted worker
 
 log = logging.getLogger(__name__)
 

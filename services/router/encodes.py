@@ -1,8 +1,9 @@
 """Have encode workers compute the images of an attempt's prompt.
 
 Each image is a placement of its own. It starts together with the prompt, whose worker pulls the embeddings
-(`Start.encoded`). Without room, it stays with the prompt. If an encode fails, the same workers try again and
-compute the image, unless the encode worker only lacked it: then it is sent there, once.
+(`Start.encoded`). Without room, it stays with the prompt. If an encode fails, the attempt is repeated on
+the prompt's workers, which compute the image themselves. If the encode worker only lacked the image, the
+router sends it there instead, once.
 """
 
 from __future__ import annotations
@@ -83,9 +84,10 @@ class Encodes:
         self.close()
 
     def did_not_come(self, names: Collection[str]) -> bool:
-        """Handle missing images at the prompt's worker. Return whether some may come from these encodes.
+        """Handle missing images at the prompt's worker. Return whether any was to come from these encodes.
 
-        Others from the same encode worker are not tried again, either. names: the images; empty: unknown
+        Other images from the same encode workers are not encoded there again, either. names: the missing
+        images; empty: unknown
         """
         lost = {one.worker_id for one in self._encodes if one.image.identifier in names or not names}
         for one in self._encodes:
@@ -149,7 +151,7 @@ class _Encode(StreamListener):
         return worker_pb2.Encoded(identifier=self.image.identifier, source=source)
 
     def start(self) -> None:
-        if not self._over:  # another may have failed at once
+        if not self._over:  # another encode may have failed at once, which ends this one
             self._relay.parts.pool.reach(self._placement.decode, self._reached)
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ class Why(StrEnum):
 
     FULL = "FULL"  # all workers are busy
     NO_WORKERS = "NO_WORKERS"
-    TOO_LARGE = "TOO_LARGE"  # exceeds every worker, or the journal
+    TOO_LARGE = "TOO_LARGE"  # too large for every worker, or for the journal
     STALE_EPOCH = "STALE_EPOCH"
     REFUSED = "REFUSED"  # the scheduler finds it malformed
     UNAVAILABLE = "UNAVAILABLE"  # no scheduler answers

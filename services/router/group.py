@@ -1,6 +1,7 @@
 """Share sockets and a little memory between the processes of one router (router.processes).
 
-Each inherits the sockets of all, so that another one accepts what waits at an ending one (http/server.py).
+Each process inherits the sockets of all. So when one ends, another accepts the connections that still wait at
+its socket (http/server.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prepared images as a router holds and sends them, and the limit on their memory.
 
-It is apart from the journal of text, so images never make text wait. A tenant, or a client if there are no
-tenants, may hold half of the budget.
+This limit is separate from that of the journal of text, so images never make text wait. A tenant, or a client
+if there are no tenants, may hold half of the budget.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Images:
         self._requests: Counter[Image] = Counter()
 
     def more(self, images: Iterable[Image]) -> int:
-        """Return the bytes of those that are not here."""
+        """Return the bytes of those images that are not counted yet."""
         return sum(image.size for image in set(images) if image not in self._requests)
 
     def enter(self, images: Iterable[Image]) -> None:

@@ -74,7 +74,7 @@ async def _run_pair(relay: Owner, encodes: Encodes) -> Failure | None:
 async def _prefilled(prefill: PrefillLeg, decode: DecodeLeg) -> Failure | None:
     await asyncio.wait((prefill.over, decode.over), return_when=asyncio.FIRST_COMPLETED)
     if not prefill.over.done() and may_be_the_source(decode.failure):
-        for _ in range(LOOKS):  # not one timer: if the loop was stalled, the message may arrive with it
+        for _ in range(LOOKS):  # not one wait: after a stall of the loop it would end unread
             await asyncio.wait((prefill.over,), timeout=SOURCE_ENDS_S / LOOKS)
     prefilled = prefill.over.done() and prefill.failure is None
     return failure_of_pair(prefill.failure, decode.failure, begun=prefilled or decode.has_answered)

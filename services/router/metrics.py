@@ -30,7 +30,7 @@ _IMAGES = ("accepted", "refused", "late", "left")
 _COMPUTED = ("encode", "held", "prompt")
 _PREFIX_PULLS = ("loaded", "not_cached", "refused", "not_kept", "late", "lost", "avoided", "failed")
 _STAGES = ("wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
-_PLACED = ("pair", "alone")  # alone: on one worker, whoever chose it and whatever else that runs
+_PLACED = ("pair", "alone")  # alone: on one worker, whoever chose it and whatever else it runs
 _MET = ("yes", "no")
 
 

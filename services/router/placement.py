@@ -186,7 +186,7 @@ class Placements:
         return set(full) if pb.ROLE_MIXED in left else others_can
 
     def hold_on(self, state: RequestState, placement: Placement) -> Placement:
-        """Keep a placement when the request for another is refused, as that may have ended its booking."""
+        """Book a placement again, after asking for another one in vain: that may have ended its booking."""
         state.epoch += 1
         return replace(placement, attempt=self.reports.hold_on(placement.attempt, state.epoch))
 

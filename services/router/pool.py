@@ -85,7 +85,7 @@ class WorkerPool:
     def suspects(self) -> set[str]:
         """Return the ids of workers that were lost recently and have not been reached since.
 
-        The others of a gang count, too: they are about to end.
+        The other workers of a lost worker's gang count, too: they are about to end.
         """
         now = time.monotonic()
         self._suspects = {
@@ -160,7 +160,7 @@ class WorkerPool:
         if lost:
             self._suspect(stream.worker, stream.gang)
             for other in list(self._streams.values()) if stream.gang else ():
-                if other.gang == stream.gang:  # it may hang, which its gang noticed first
+                if other.gang == stream.gang:  # it may hang: then its gang noticed that first
                     other.gang_ended()
 
     def _suspect(self, worker: scheduler_pb2.Worker, gang: str = "") -> None:

@@ -23,7 +23,7 @@ _AS_IT_IS = (
 class AttemptRecord:
     number: int
     prefill_worker: str
-    decode_worker: str  # the same one if it did both
+    decode_worker: str  # the same worker if it did both
     placed_at: float  # seconds since 1970
     trouble: str  # why it failed; "" if it did not
 

@@ -1,7 +1,8 @@
 """Export traces of requests with OpenTelemetry. The router writes the spans of all processes.
 
-Others' timestamps come with their messages, so a trace is whole and on one clock when the router decides
-whether to keep it. Uses opentelemetry.sdk.trace's ReadableSpan (its constructor) and BatchSpanProcessor.
+The timestamps of other processes come with their messages, so a trace is whole and on one clock when the
+router decides whether to keep it. Uses opentelemetry.sdk.trace's ReadableSpan (its constructor) and
+BatchSpanProcessor.
 """
 
 from __future__ import annotations

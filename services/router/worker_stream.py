@@ -233,9 +233,9 @@ class WorkerStream:
         self._check_silence(f"no message for {silence_s * self._most_silent / CHECKS:g} s")
 
     def gang_ended(self) -> None:
-        """Accept less silence, because another worker of its gang has ended, and it may have hung.
+        """Accept less silence: another worker of this worker's gang has ended, so this one may hang.
 
-        If it has not, it reports the end of each request itself.
+        If it does not hang, it reports the end of each request itself.
         """
         self._most_silent = GANG_CHECKS
         self._check_silence("it is silent, and its gang is over")

@@ -96,7 +96,7 @@ class SimulatedEngine:
         self._prompts: list[Job] = []  # jobs whose prompts are being computed
         self._decoding: list[tuple[float, int, Job]] = []  # heap, ordered by the `_progress` at jobs' ends
         self._number = count()
-        self._progress = 0.0  # tokens that a request decoding from the start would have
+        self._progress = 0.0  # tokens that a request decoding since the start would have generated
         self._joined = 0.0  # sum of `joined` over decoding jobs
         self._context = 0  # sum of the prompts of decoding jobs
         self._timer: asyncio.TimerHandle | None = None  # fires at the end of the current steps

@@ -52,7 +52,7 @@ class Kind:
 
     about: str
     shared: int  # number of shared beginnings
-    begin: int  # tokens of a beginning
+    begin: int  # tokens of a shared beginning
     first: int  # tokens that the first turn adds
     turn: int  # tokens that a later turn adds after the last answer
     output: int

@@ -55,7 +55,7 @@ class Admission:
             share = Share(prompt_tokens=max(1, start.prompt_tokens), requests=1)
             problem = self._prompt_problem(share)
         else:
-            # An idle worker accepts a request of any size; capped, so that others still fit afterwards.
+            # An idle worker accepts a request of any size; capped, so that other requests still fit.
             blocks = min(start.blocks, self._max_blocks)
             share = Share(start.prompt_tokens, 1, blocks)
             problem = self._prompt_problem(share) or self._decode_problem(share)

@@ -1,4 +1,4 @@
-"""Find the addresses at which others reach a worker and its KV.
+"""Find the addresses at which other processes reach a worker and its KV.
 
 A worker that listens on one address advertises that. A worker that listens on all addresses (0.0.0.0, ::)
 advertises the one from which it reaches the scheduler.

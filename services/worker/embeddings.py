@@ -1,7 +1,8 @@
-"""Bring the embeddings of a request's images from the encode workers that compute them.
+"""Fetch the embeddings of a request's images from the encode workers that compute them.
 
-All are followed at once, with the Follow call, and pulled in threads. If one fails, the attempt fails, and
-its router tries again and sends that image whole. Requests wait while others keep too many embeddings.
+All images are followed at once, with the Follow call, and their embeddings are pulled in threads. If one
+fails, the attempt fails, and its router tries again and sends that image whole. Requests wait while other
+requests keep too many embeddings.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class EmbeddingRoom:
                 "handoff.embeddings_mib"
             ) from None
         finally:
-            self._serve()  # it may have been in others' way
+            self._serve()  # requests behind it may fit now
 
     def give_back(self, attempt: RunningAttempt) -> None:
         """Free what an attempt took. Idempotent."""
@@ -101,7 +102,7 @@ class EmbeddingsComing:
     async def bring(
         self, attempt: RunningAttempt, encoded: Sequence[Encoded], rows: Mapping[str, int], left_s: float
     ) -> dict[str, Embeddings]:
-        """Return the embeddings by image. rows: how many; left_s: seconds left. Raises RequestRefused."""
+        """Return the embeddings by image. rows: how many of each image. Raises RequestRefused."""
         puller, names = self._puller, [one.identifier for one in encoded]
         if puller is None:
             raise RequestRefused(Failed.CODE_MEDIA, "this worker pulls no embeddings", names)

@@ -38,7 +38,7 @@ class Encodes:
         return self.told(attempt, manifest, kept=False)
 
     def told(self, attempt: RunningAttempt, manifest: EmbeddingManifest | None, *, kept: bool) -> Saved:
-        """Tell the follower, and return what the router is told. kept: nothing had to be computed."""
+        """Tell the follower, and return the message for the router. kept: nothing had to be computed."""
         told = Saved(request_id=attempt.request_id, epoch=attempt.epoch)
         if manifest is None:
             problem = Problem.of(StagingFull("there was no room for the image's embeddings"))

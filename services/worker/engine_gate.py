@@ -2,9 +2,9 @@
 
 A router asks for this if an engine failed while the request was running. Running requests get `GRACE_S` to
 finish and are then moved to other workers; requests that wait for KV stay. New requests, and first tokens,
-are held and passed on in order afterwards. Suspects run one after another. Others are held for at most
-`TURN_S`: a suspect that takes longer is sent back, and the engine is emptied again only after the others have
-run as long.
+are held and passed on in order afterwards. Suspects run one after another. Other requests are held for at
+most `TURN_S`: a suspect that takes longer is sent back, and the engine is emptied again only after the other
+requests have run as long.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 # All in seconds.
 GRACE_S = 1.0
-TURN_S = 5.0  # how long others are held once GRACE_S has passed
+TURN_S = 5.0  # how long other requests are held once GRACE_S has passed
 LINGER_S = 0.25  # how long to wait for a suspect that a router has announced
-LEAST_REST_S = 0.25  # the shortest time for others before the next suspect
+LEAST_REST_S = 0.25  # the shortest time for other requests before the next suspect
 
 Begin = Callable[[], None]
 
@@ -123,7 +123,7 @@ class EngineGate:
         begin()
 
     def _watch(self, attempt: RunningAttempt, now: float) -> None:
-        """Send the suspect back to its router when its time is up, if others wait."""
+        """Send the suspect back to its router when its time is up, if other requests wait."""
         ends = self._since + GRACE_S + TURN_S
         if now < ends:
             self._look_at(ends)

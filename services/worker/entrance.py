@@ -45,7 +45,7 @@ class Entrance:
         refuse: Callable[[str, Exception], None],
         encoded: Callable[[RunningAttempt, EmbeddingManifest], None],
     ) -> None:
-        """Set up; `fail`, `refuse` and `encoded` (embeddings that were here) end an attempt, and tell."""
+        """`fail`, `refuse` and `encoded` (the embeddings were kept here) end an attempt and report it."""
         self._host = host
         self._gate = gate
         self._grammars = grammars
@@ -222,7 +222,7 @@ class Entrance:
 
 @contextmanager
 def _building(attempt: RunningAttempt) -> Iterator[None]:
-    """Refuse a request that cannot be built: otherwise it would end the router's stream with all others."""
+    """Refuse a request that cannot be built: otherwise it would end its router's stream with all requests."""
     try:
         yield
     except RequestRefused:

@@ -1,4 +1,4 @@
-"""Tie a worker to its gang: meet the others before the engine loads, and drain and end with them."""
+"""Tie a worker to its gang: meet its members before the engine loads, and drain and end with them."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ OPTIONAL: Mapping[tuple[State, Event], State] = MappingProxyType(
 def code_of(problem: Problem) -> Failed.Code:
     """Return the failure code for a problem with an attempt's KV.
 
-    After CODE_SOURCE the router avoids this pair of workers for a while, so a source that was only slow does
-    not get it.
+    After CODE_SOURCE the router avoids this pair of workers for a while, so a source that was only slow is
+    not reported with it.
     """
     cut = isinstance(problem.to_error(), TransportFailed | NoCommonTransport)
     return Failed.CODE_SOURCE if cut else Failed.CODE_HANDOFF

@@ -55,7 +55,7 @@ class MediaStore:
 
 
 class Received:
-    """The images that came on one stream for its next Start that needs some."""
+    """The images that came on one stream for its next Start that needs images."""
 
     def __init__(self) -> None:
         self._items: dict[str, tuple[Any, int]] = {}  # with sizes in bytes
@@ -73,7 +73,7 @@ class Received:
         return self._items.get(identifier, (None, 0))[0]
 
     def prepared(self) -> None:
-        """Drop the images if the Start that was prepared needed some."""
+        """Drop the images if the Start that was prepared needed images."""
         if self._asked:
             self._items, self._size, self._asked = {}, 0, False
 

@@ -99,7 +99,7 @@ class Node:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
         self._drafting: Drafting | None = None
-        self._kv_host = ""  # host at which others reach saved KV
+        self._kv_host = ""  # host at which other workers reach saved KV
         self._staged = Staged()  # as of the last look
         self._fence = 0  # the fence of the last autoscaler that changed its role
 

@@ -32,7 +32,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         *,
         host: EngineHost,
     ) -> None:
-        """heartbeat_s: longest silence of a stream; become: changes the role, and returns why not."""
+        """heartbeat_s: longest silence of a stream; become: changes the role, or returns why not."""
         self._identity = identity
         self._dispatcher = dispatcher
         self._heartbeat_s = heartbeat_s

@@ -71,7 +71,7 @@ class Metrics:
     prefix: ClassVar[str]
 
     def __init__(self, registry: CollectorRegistry, **fixed: str) -> None:
-        """Register the metrics. `fixed`: values of labels; a metric that has no others is used without."""
+        """Register the metrics. `fixed`: values of labels, bound in metrics that have no others."""
         for attribute, row in vars(type(self)).items():
             if isinstance(row, _Row):
                 name = self.prefix + attribute.lstrip("_")
@@ -219,7 +219,7 @@ def dialled(address: str) -> str:
 
 
 def way_out() -> str:
-    """Return this machine's address on its route to others, or that of its host name. Sends nothing."""
+    """Return this machine's address towards other machines, or that of its host name. Sends nothing."""
     for family, somewhere in _SOMEWHERE:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -22,7 +22,7 @@ DRAFT_MODEL = frozenset({"model", "quantization", "draft_tensor_parallel_size"})
 
 
 class Method(ABC):
-    """A speculative method, without state: vLLM drafts, a proposer from tokens alone, or in a hybrid both."""
+    """A speculative method without state: vLLM drafts, a proposer drafts from tokens, or (hybrid) both do."""
 
     name: ClassVar[str]
     keeps_kv: ClassVar[bool] = False  # its drafter has KV, which prefill workers fill and hand over

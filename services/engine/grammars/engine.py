@@ -37,7 +37,7 @@ class EngineGrammars:
         return self._manager.vllm_config
 
     def compile(self, request: Any, seconds: float) -> Any:
-        """Compile a grammar, which took `seconds` in its trial. Return a future; then the request has it."""
+        """Compile a grammar, which took `seconds` in its trial. When the future ends, the request has it."""
         lane = self._slow if seconds > SLOW_S else self._quick
         return lane.submit(self._compile, request)
 

@@ -63,7 +63,7 @@ def fork_helper() -> Helper:
 
 
 def spawn_helper() -> Helper:
-    """Start the helper as a new program, which takes some seconds to import vLLM."""
+    """Start the helper as a new program, which takes a few seconds to import vLLM."""
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.set_inheritable(True)

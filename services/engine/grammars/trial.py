@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 # Bytes of a compiled grammar, which its request and the compiler's cache (VLLM_XGRAMMAR_CACHE_MB) hold. A
 # schema of 20 KB took 2.5 MiB, 10,000 choices 19 MiB, a regex of 3.4 KB 87 MiB.
 _MOST_COMPILED = 32 << 20
-_MOST_WORDS = 1000  # characters of an error, because some repeat the grammar
+_MOST_WORDS = 1000  # characters of an error, because some errors repeat the grammar
 # Bytes up to which rules without an end are searched for; the search then takes about 0.3 s.
 _MOST_SERIALIZED = 2 << 20
 

@@ -58,7 +58,7 @@ class EarlyLoads:
 
 
 def install(engine: Any) -> None:
-    """Hold reservations back. Call it after giving_way.install: what that leaves out still grows."""
+    """Hold reservations back. Call it after giving_way.install: requests left out of a step still grow."""
     connector = engine.scheduler.get_kv_connector()
     if connector is not None:
         EarlyLoads(engine.scheduler, connector.scheduler_side)

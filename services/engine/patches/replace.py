@@ -1,6 +1,6 @@
 """Wrap vLLM's functions in ours. Patches replace functions in no other way.
 
-A patch's module decorates its functions with `replaces`. Patches of single objects call `replace`.
+A patch's module decorates its functions with `replaces`. Patches of individual objects call `replace`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _replacements: dict[str, list[Replacement]] = {}  # keyed by the patch's module
 
 
 def replaces(symbol: str, *expects: str) -> Callable[[F], F]:
-    """Let `install` replace vLLM's MODULE:ATTRIBUTE by the decorated function. expects: see `replace`."""
+    """Let `install` replace vLLM's MODULE:ATTRIBUTE with the decorated function. expects: see `replace`."""
 
     def register(ours: F) -> F:
         _replacements.setdefault(ours.__module__, []).append(Replacement(symbol, ours, expects))

@@ -37,7 +37,7 @@ class Patch:
 
 @dataclass(frozen=True)
 class ObjectPatch:
-    """A patch of single objects, or for the time of one call, in the file that applies it."""
+    """A patch of individual objects, or for the time of one call, in the file that applies it."""
 
     file: str
     until: str

@@ -19,7 +19,7 @@ from baton.services.engine.patches.replace import replaces
 
 
 def supported() -> bool:
-    """Return whether single requests can go without drafts on this machine."""
+    """Return whether individual requests can go without drafts on this machine."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())

@@ -36,7 +36,7 @@ def _add_verifier(original: Any, self: Any, vllm_config: Any, device: Any) -> No
 
 
 class Verifier:
-    """Replaces the RejectionSampler of a V1 model runner, and keeps it for some steps."""
+    """Replaces the RejectionSampler of a V1 model runner, and keeps it for steps that only it can verify."""
 
     def __init__(self, shipped: Any, method: Method) -> None:
         self.shipped = shipped
@@ -78,7 +78,7 @@ class Verifier:
         )
 
     def _processed(self, metadata: Any, logits: torch.Tensor, sampling_metadata: Any) -> torch.Tensor:
-        """Return the logits after everything that changes single ones, or the same tensor if nothing does."""
+        """Return the logits with all changes of individual ones; the same tensor if there are none."""
         if not _changes_logits(sampling_metadata):
             return logits
         processed = logits.to(torch.float32, copy=True)

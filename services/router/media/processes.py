@@ -126,7 +126,7 @@ class Store:
                 turn.set_result(None)
 
 
-SLOTS, EACH = 3, 2  # processes, and those that one client may use: a slot remains for others
+SLOTS, EACH = 3, 2  # processes, and how many one client may use: a slot remains for other clients
 CPU_S = 10.0  # for all images of a request; 64 megapixels of PNG take 5 s
 WALL_S = 60.0  # on a machine that is too busy
 _PROGRAM = Path(__file__).with_name("decoder.py")
@@ -213,7 +213,7 @@ class Lent:
 
 
 def _environment() -> dict[str, str]:
-    """Return a process's environment: where Python and Pillow are, and nothing else, as there may be keys."""
+    """Return a process's environment: where Python and Pillow are, and no more: ours may hold keys."""
     kept = {name: value for name, value in os.environ.items() if name in _KEPT}
     return {**kept, "PYTHONPATH": str(Path(PIL.__file__).parents[1])}
 
@@ -287,7 +287,7 @@ class _Process:
         return told
 
     async def forgets(self, within_s: float = _FORGET_S) -> bool:
-        """Make it drop all files; return whether it can be used."""
+        """Make the process drop all files; return whether it can be used again."""
         with contextlib.suppress(Unsupported, TimeoutError):
             async with asyncio.timeout(within_s):
                 return self.alive and await self.ask({"forget": True}) == {}

@@ -30,7 +30,7 @@ _ONLY_TEXT = "images are not served here, only text is (docs/limits.md)"
 async def admit_images(request: Any, door: MediaDoor | None, handler: Any = None) -> None:
     """Admit a request's images once; a request converted from another API's has them already.
 
-    `door`: None if the model does not see. `handler`: vLLM's, which may store earlier messages. Raises
+    `door`: None if the model takes no images. `handler`: vLLM's, which may store earlier messages. Raises
     RefusedByRouter.
     """
     admission = current_admission.get()

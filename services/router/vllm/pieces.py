@@ -263,7 +263,7 @@ def _keeps_ascii(backend: Tokenizer) -> bool:
 
 
 def _frame(backend: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Return the ids put before and after a text, or None if its own ids change too."""
+    """Return the ids put before and after a text, or None if the text's own ids change too."""
     backend.no_truncation()
     backend.no_padding()
     bare = backend.encode("a", add_special_tokens=False).ids

@@ -2,7 +2,7 @@
 
 vLLM's name of an image covers the model's path, which may differ between routers; here a digest of the
 settings replaces it. A request's images are prepared one after another, so that those beyond its limit are
-not: SmolVLM makes 60 MB of any.
+never prepared: SmolVLM makes 60 MB of an image of any size.
 
 Leans on: vllm.multimodal.processing.context.BaseProcessingInfo.model_id, which BaseMultiModalProcessor hashes
 with each item; BaseMultiModalProcessor._cached_apply_hf_processor, which fills inputs.cache;

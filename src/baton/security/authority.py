@@ -1,8 +1,9 @@
 """The CA: an ECDSA key in a folder, which signs the short-lived certificates of a deployment.
 
 A certificate serves both ends of a connection. It expires soon, because revocations take effect only at
-renewals; for them its subject has its line: the serial number of the first certificate of which it is a
-renewal. The CA takes only the public key from a joiner's request.
+renewals. So that a certificate is revoked together with its renewals, its subject names its line: the serial
+number of the first certificate in the chain of renewals. The CA takes only the public key from a joiner's
+request.
 
 Tokens for joining are `ID.SECRET.PIN` in one line of text (as in kubeadm). The joiner authenticates its
 request with an HMAC, so the secret is never sent. The pin is the SHA-256 of the CA's public key. Tokens and
@@ -178,7 +179,7 @@ class Revocations:
 
     @contextlib.contextmanager
     def allowing(self, name: Name, line: str, issued: float) -> Iterator[None]:
-        """Lock the list while a certificate is renewed. Raises JoinRefused if that was revoked."""
+        """Lock the list while a certificate is renewed. Raises JoinRefused if it was revoked."""
         with self._lock() as found:
             if line in found or found.get(name.uri, 0.0) >= issued:
                 raise JoinRefused(f"the certificate of {name} was revoked: join with a token again")

@@ -1,4 +1,4 @@
-"""Replace Triton kernels by CPU kernels only in the modules that have any: vLLM's and ours.
+"""Replace Triton kernels with CPU kernels only in the modules that have any: vLLM's and ours.
 
 vLLM searches all of `sys.modules`, which takes 0.3 s and fails on llvmlite, so no engine starts if numba was
 imported first.
