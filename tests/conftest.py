@@ -5,16 +5,12 @@ hundredths of a core. Short files come at the very end, so that no worker idles 
 out whole files in this order (--no-loadscope-reorder), and files that share engines as one.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
@@ -100,7 +96,7 @@ gc.disable()
 
 
 @pytest.fixture(autouse=True)
-def same_identity() -> Iterator[None]:
+def same_identity():
     """Restore the process's TLS identity after each test."""
     identity, insecure = rpc._process.identity, rpc._process.insecure
     yield
@@ -108,7 +104,7 @@ def same_identity() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def same_log_level() -> Iterator[None]:
+def same_log_level():
     """Set Baton's log level to INFO for each test, whatever packages did to the root logger."""
     logger = logging.getLogger("baton")
     level = logger.level
@@ -117,12 +113,12 @@ def same_log_level() -> Iterator[None]:
     logger.setLevel(level)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     gc.freeze()
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     items.sort(key=_rank)
     for item in items:
         named = item.get_closest_marker("timeout")
@@ -130,7 +126,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(named.args[0] * PATIENCE), append=False)
 
 
-def _rank(item: pytest.Item) -> tuple[int, int]:
+def _rank(item):
     path = item.path.relative_to(Path(__file__).parent)
     if path.as_posix() in FIRST:
         return -1, FIRST.index(path.as_posix())
@@ -143,7 +139,7 @@ def _rank(item: pytest.Item) -> tuple[int, int]:
 class _Scheduling(LoadFileScheduling):
     """Hands out the files that share engines as one."""
 
-    def _split_scope(self, nodeid: str) -> str:
+    def _split_scope(self, nodeid):
         file = super()._split_scope(nodeid)
         if file in SHARING_FILES:
             return "e2e"
@@ -151,5 +147,5 @@ class _Scheduling(LoadFileScheduling):
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+def pytest_xdist_make_scheduler(config, log):
     return _Scheduling(config, log) if config.getoption("dist") == "loadfile" else None

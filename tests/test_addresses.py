@@ -1,7 +1,5 @@
 """Addresses as host:port."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest
@@ -23,24 +21,24 @@ from baton import addresses
         (":::7401", "::", 7401),
     ],
 )
-def test_an_address_is_split(text: str, host: str, port: int) -> None:
+def test_an_address_is_split(text, host, port):
     assert addresses.split(text) == (host, port)
 
 
 @pytest.mark.parametrize(
     "text", ["", ":7401", "host:", "host:http", "host:70000", "host:-1", "[fd00::5", "a b:1"]
 )
-def test_invalid_addresses(text: str) -> None:
+def test_invalid_addresses(text):
     with pytest.raises(ValueError, match=r"host:port"):
         addresses.split(text)
 
 
-def test_an_address_is_joined() -> None:
+def test_an_address_is_joined():
     assert addresses.join("scheduler", 7400) == "scheduler:7400"
     assert addresses.join("fd00::5", 7400) == "[fd00::5]:7400"
 
 
-def test_a_wildcard_is_dialled_as_loopback() -> None:
+def test_a_wildcard_is_dialled_as_loopback():
     assert [one for one in ("0.0.0.0", "::", "127.0.0.1", "::1", "host") if addresses.is_wildcard(one)] == [
         "0.0.0.0",
         "::",
@@ -50,7 +48,7 @@ def test_a_wildcard_is_dialled_as_loopback() -> None:
     assert addresses.from_here("10.0.0.5:7400") == "10.0.0.5:7400"
 
 
-def test_the_ipv6_wildcard_listens_on_both_families() -> None:
+def test_the_ipv6_wildcard_listens_on_both_families():
     with addresses.listen("::", 0) as sock:
         port = sock.getsockname()[1]
         for host in ("127.0.0.1", "::1"):

@@ -1,7 +1,5 @@
 """A worker's log of its cache. tests/scheduler/prefixes/test_ledger.py tests it with a scheduler."""
 
-from __future__ import annotations
-
 import itertools
 import random
 
@@ -11,9 +9,9 @@ from baton.prefix_keys import REMOVED
 from baton.protos import scheduler_pb2 as pb
 
 
-def taken(log: BlockLog) -> list[int]:
+def taken(log):
     """Acknowledge everything in the log; return the operations."""
-    found: list[int] = []
+    found = []
     while (message := log.message()).operations:
         assert len(message.operations) <= PIECE
         found += message.operations
@@ -22,7 +20,7 @@ def taken(log: BlockLog) -> list[int]:
     return found
 
 
-def test_changes_are_sent_once() -> None:
+def test_changes_are_sent_once():
     log = BlockLog(itertools.count(1).__next__)
     log.take(Change(stored=[1, 2, 2]))
     log.take(Change(removed=[1, 7], stored=[2, 3]))
@@ -32,7 +30,7 @@ def test_changes_are_sent_once() -> None:
     assert taken(log) == [4]
 
 
-def test_an_unacknowledged_log_stays_small_and_begins_again() -> None:
+def test_an_unacknowledged_log_stays_small_and_begins_again():
     draw = random.Random(1)
     names = [draw.getrandbits(60) for _ in range(4 * block_log.MOST + 1_500)]
     log, before = BlockLog(itertools.count(1).__next__), list[int]()
@@ -46,7 +44,7 @@ def test_an_unacknowledged_log_stays_small_and_begins_again() -> None:
     assert set(taken(log)) == {*names[:500], *before}
 
 
-def test_each_scheduler_has_its_own_log() -> None:
+def test_each_scheduler_has_its_own_log():
     logs = BlockLogs(itertools.count(1).__next__)
     logs.take(Change(stored=[1]))
     assert taken(logs.to("one")) == [1]

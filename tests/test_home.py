@@ -1,10 +1,7 @@
 """Users without a home folder, as in containers."""
 
-from __future__ import annotations
-
 import pwd
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -17,10 +14,10 @@ from baton.services.engine.args import check_model
 
 
 @pytest.fixture
-def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def unknown(monkeypatch):
     """Act as a user without a passwd entry and without HOME."""
 
-    def missing(uid: int) -> NoReturn:
+    def missing(uid):
         raise KeyError(f"getpwuid(): uid not found: {uid}")
 
     monkeypatch.setattr(pwd, "getpwuid", missing)
@@ -28,13 +25,13 @@ def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_path_in_a_missing_home(unknown: None) -> None:
+def test_a_path_in_a_missing_home(unknown):
     with pytest.raises(NoHome, match=r"security\.ca: '~/\.baton/ca' needs a home folder, and this user"):
         expanded("~/.baton/ca", "security.ca")
     assert expanded("/etc", "security.ca") == Path("/etc")
 
 
-def test_no_setting_with_a_path_ends_in_a_traceback(unknown: None) -> None:
+def test_no_setting_with_a_path_ends_in_a_traceback(unknown):
     settings = load({"security": {"tls": True}, "engine": {"model": "~/model"}})
     with pytest.raises(NoHome, match=r"security\.ca"):
         identities._issued(settings.security, identities.Name("baton", identities.Role.OPERATOR))

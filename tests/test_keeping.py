@@ -1,12 +1,9 @@
 """Background work is restarted after a bug, which is logged."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import threading
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -53,12 +50,12 @@ OTHERS = {
 STARTS = {"create_task", "ensure_future", "spawn", "spawn_apart", "Thread"}
 
 
-def starts(file: Path) -> bool:
+def starts(file):
     calls = (node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
     return any((one.id if isinstance(one, ast.Name) else getattr(one, "attr", "")) in STARTS for one in calls)
 
 
-def test_all_other_tasks_and_threads_are_known() -> None:
+def test_all_other_tasks_and_threads_are_known():
     folders = ("autoscale", "handoff", "scheduler", "services", "src/baton")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     found = {str(file.relative_to(ROOT)) for file in files if not file.is_symlink() and starts(file)}
@@ -67,14 +64,14 @@ def test_all_other_tasks_and_threads_are_known() -> None:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr(keeping, "PAUSE_S", 0.01)
 
 
-async def test_a_task_is_restarted(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_task_is_restarted(caplog):
     runs, again = Counter[str](), asyncio.Event()
 
-    async def work() -> None:
+    async def work():
         runs["task"] += 1
         if runs["task"] < 4:
             raise ValueError("a bug")
@@ -93,20 +90,20 @@ async def test_a_task_is_restarted(caplog: pytest.LogCaptureFixture) -> None:
     assert task.cancelled()
 
 
-async def test_a_task_may_return() -> None:
-    ran: list[int] = []
+async def test_a_task_may_return():
+    ran = []
 
-    async def work() -> None:
+    async def work():
         ran.append(1)
 
     await keeping.keep(work, "the work")
     assert ran == [1]
 
 
-def test_a_thread_is_restarted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_is_restarted(caplog):
     runs, over = Counter[str](), threading.Event()
 
-    def work() -> None:
+    def work():
         runs["thread"] += 1
         if runs["thread"] < 3:
             raise ValueError("a bug")

@@ -1,18 +1,13 @@
 """Inspections of a machine."""
 
-from __future__ import annotations
-
 import os
 import time
-from pathlib import Path
-
-import pytest
 
 from baton import machine
 from baton.scheduler import ask
 
 
-def test_a_hanging_nvidia_smi_is_reported_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_nvidia_smi_is_reported_in_time(tmp_path, monkeypatch):
     """If it were not, the scheduler's call would time out without the rest of the inspection."""
     assert machine.GPU_TIMEOUT_S < ask.INSPECT_TIMEOUT_S
     tool = tmp_path / "nvidia-smi"

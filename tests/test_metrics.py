@@ -1,7 +1,5 @@
 """Metrics over HTTP, and metrics of all processes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket
@@ -20,12 +18,12 @@ from baton.metrics import LOOPBACK, SECONDS, CannotServe, MetricsServer
 from harness.support import CALL_S, PATIENCE, free_port
 
 
-def get(address: str, path: str) -> str:
+def get(address, path):
     with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
         return str(answer.read().decode())
 
 
-def test_port_0_is_a_free_one_on_loopback() -> None:
+def test_port_0_is_a_free_one_on_loopback():
     registry = metrics.registry()
     Counter("baton_test_things", "Things", registry=registry).inc(3)
     with MetricsServer(registry, "worker.metrics_port", "0.0.0.0:7401", 0) as serving:
@@ -38,7 +36,7 @@ def test_port_0_is_a_free_one_on_loopback() -> None:
     assert "process_cpu_seconds_total" in text
 
 
-def test_a_given_port_is_opened_on_the_processs_host() -> None:
+def test_a_given_port_is_opened_on_the_processs_host():
     port = free_port()
     with MetricsServer(metrics.registry(), "worker.metrics_port", "0.0.0.0:7401", port) as serving:
         assert serving.address == f"0.0.0.0:{port}"
@@ -50,14 +48,14 @@ def test_a_given_port_is_opened_on_the_processs_host() -> None:
             MetricsServer(metrics.registry(), "worker.metrics_port", LOOPBACK, port).__enter__()
 
 
-def test_a_host_of_another_machine() -> None:
+def test_a_host_of_another_machine():
     with pytest.raises(
         CannotServe, match=r"router\.metrics_port: metrics cannot be served on 192\.0\.2\.1:9402"
     ):
         MetricsServer(metrics.registry(), "router.metrics_port", "192.0.2.1", 9402).__enter__()
 
 
-def test_other_pages() -> None:
+def test_other_pages():
     pages = {"/targets": lambda environment: environment["PATH_INFO"].encode()}
     with MetricsServer(metrics.registry(), "scheduler.metrics_port", LOOPBACK, 0, pages) as serving:
         assert get(serving.address, "/targets") == "/targets"
@@ -65,13 +63,13 @@ def test_other_pages() -> None:
             get(serving.address, "/elsewhere")
 
 
-def test_a_wildcard_is_dialled_at_an_address() -> None:
+def test_a_wildcard_is_dialled_at_an_address():
     host, _, port = metrics.dialled("0.0.0.0:7400").rpartition(":")
     assert (host != "0.0.0.0", port) == (True, "7400")
     assert metrics.dialled("10.0.0.7:7400") == "10.0.0.7:7400"
 
 
-def test_the_life_of_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_life_of_a_certificate(monkeypatch):
     registry = metrics.registry()
     assert registry.get_sample_value("baton_certificate_left_seconds") is None
     begins = datetime.now(UTC)
@@ -81,7 +79,7 @@ def test_the_life_of_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert registry.get_sample_value("baton_certificate_life_seconds") == 3600.0
 
 
-def test_the_buckets_reach_from_milliseconds_to_minutes() -> None:
+def test_the_buckets_reach_from_milliseconds_to_minutes():
     assert list(SECONDS) == sorted(set(SECONDS))
     assert SECONDS[0] <= 1e-3
     assert SECONDS[-1] >= 120
@@ -91,7 +89,7 @@ def test_the_buckets_reach_from_milliseconds_to_minutes() -> None:
     assert registry.get_sample_value("baton_test_seconds_bucket", {"le": "0.005"}) == 1
 
 
-def test_a_slow_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_client_is_disconnected(monkeypatch):
     """The limit does not start again with each byte."""
     monkeypatch.setattr(metrics, "REQUEST_S", 0.5)
     with MetricsServer(metrics.registry(), "worker.metrics_port", LOOPBACK, 0) as serving:
@@ -113,7 +111,7 @@ def test_a_slow_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("piece", [b"X: " + b"y" * 60_000 + b"\r\n", b"y" * 60_000], ids=["headers", "one"])
-def test_endless_headers_are_limited(piece: bytes) -> None:
+def test_endless_headers_are_limited(piece):
     sent = 0
     with MetricsServer(metrics.registry(), "worker.metrics_port", LOOPBACK, 0) as serving:
         host, port = addresses.split(serving.address)
@@ -126,7 +124,7 @@ def test_endless_headers_are_limited(piece: bytes) -> None:
     assert sent < 3 << 20
 
 
-def test_concurrent_connections_are_limited() -> None:
+def test_concurrent_connections_are_limited():
     with MetricsServer(metrics.registry(), "worker.metrics_port", LOOPBACK, 0) as serving:
         host, port = addresses.split(serving.address)
         before = threading.active_count()

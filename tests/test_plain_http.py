@@ -1,9 +1,6 @@
 """HTTP and gRPC between Baton's processes ignore proxies."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import grpc
@@ -19,7 +16,7 @@ NAMES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
 @pytest.fixture(autouse=True)
-def dead_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def dead_proxy(monkeypatch):
     """Name a dead proxy in all variables."""
     proxy = f"http://127.0.0.1:{free_port()}"
     for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
@@ -30,17 +27,17 @@ def dead_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Page(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"here")
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def page() -> Iterator[str]:
+def page():
     with HTTPServer(("127.0.0.1", 0), Page) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -49,14 +46,14 @@ def page() -> Iterator[str]:
         thread.join()
 
 
-def test_http_ignores_proxies(page: str) -> None:
+def test_http_ignores_proxies(page):
     with plain_http.get(page, CALL_S) as answer:
         assert answer.read() == b"here"
 
 
-async def test_grpc_ignores_proxies() -> None:
+async def test_grpc_ignores_proxies():
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channel = Dialler(Role.SCHEDULER).aio_channel(f"127.0.0.1:{port}")
@@ -66,5 +63,5 @@ async def test_grpc_ignores_proxies() -> None:
     await server.stop(0)
 
 
-def test_proxy_variables() -> None:
+def test_proxy_variables():
     assert plain_http.proxy_variables() == [one for name in NAMES for one in (name, name.upper())]

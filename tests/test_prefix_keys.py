@@ -1,7 +1,5 @@
 """The keys of KV blocks."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +7,7 @@ from baton.prefix_keys import MOST_KEYS, image_key, key_of, level_of, prompt_key
 
 
 @given(st.integers(1, 1 << 40))
-def test_levels(depth: int) -> None:
+def test_levels(depth):
     level = level_of(depth)
     assert depth % (1 << level) == 0
     assert level == 15 or depth % (1 << (level + 1))
@@ -17,7 +15,7 @@ def test_levels(depth: int) -> None:
 
 
 @given(st.integers(0, 20_000))
-def test_a_prompt_has_few_keys_at_equal_distances(blocks: int) -> None:
+def test_a_prompt_has_few_keys_at_equal_distances(blocks):
     hashes = [number << 8 for number in range(blocks)]
     keys, tokens = prompt_keys(hashes, 16)
     stride = tokens // 16
@@ -30,6 +28,6 @@ def test_a_prompt_has_few_keys_at_equal_distances(blocks: int) -> None:
 
 
 @given(st.binary(min_size=32, max_size=32), st.sampled_from(["", "adapter:"]))
-def test_an_images_key_is_of_its_hash_and_has_the_highest_level(digest: bytes, adapter: str) -> None:
+def test_an_images_key_is_of_its_hash_and_has_the_highest_level(digest, adapter):
     key = image_key(adapter + digest.hex())
     assert (key & 0xF, key >> 4) == (15, int.from_bytes(digest[-8:]) >> 4 & (1 << 56) - 1)

@@ -1,7 +1,5 @@
 """Redis URLs."""
 
-from __future__ import annotations
-
 import pytest
 
 from baton.redis_link import RedisPlace
@@ -23,7 +21,7 @@ from baton.redis_link import RedisPlace
         ("rediss+cluster://h?ssl_ca_certs=/x", [("h", 6379)], "", {"ssl_ca_certs": "/x"}),
     ],
 )
-def test_valid_urls(url: str, hosts: list[tuple[str, int]], service: str, options: dict[str, object]) -> None:
+def test_valid_urls(url, hosts, service, options):
     place = RedisPlace.of(url)
     assert (list(place.hosts), place.service, place.options) == (hosts, service, options)
     assert place.tls == url.startswith("rediss")
@@ -39,6 +37,6 @@ def test_valid_urls(url: str, hosts: list[tuple[str, int]], service: str, option
         "redis+x://h",
     ],
 )
-def test_invalid_urls(url: str) -> None:
+def test_invalid_urls(url):
     with pytest.raises(ValueError, match=r"host|name|databases|not a Redis URL"):
         RedisPlace.of(url)

@@ -1,7 +1,5 @@
 """Passwords in Redis URLs."""
 
-from __future__ import annotations
-
 import pytest
 
 from baton.redis_url import has_password, without_password
@@ -20,7 +18,7 @@ from baton.redis_url import has_password, without_password
         ("redis://host/0?password=s3cret&db=1", "redis://host/0"),
     ],
 )
-def test_the_password_is_not_shown(url: str, shown: str) -> None:
+def test_the_password_is_not_shown(url, shown):
     assert without_password(url) == shown
 
 
@@ -31,5 +29,5 @@ def test_the_password_is_not_shown(url: str, shown: str) -> None:
         *(("redis://host/0", False), ("redis://u@host", False), ("redis://:@host", False), ("memory", False)),
     ],
 )
-def test_a_password_in_a_url_is_recognised(url: str, has: bool) -> None:
+def test_a_password_in_a_url_is_recognised(url, has):
     assert has_password(url) is has

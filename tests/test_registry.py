@@ -1,8 +1,5 @@
 """The registry and entry points."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,21 +8,21 @@ from baton.errors import BatonError
 from baton.registry import Registry
 
 
-def registry(**changes: object) -> Registry[type[Path]]:
+def registry(**changes):
     builtin = {
         "path": "pathlib:Path",
         "posix": "pathlib:PosixPath",
         "pure": "pathlib:PurePath",
         "gone": "nowhere:X",
     }
-    return Registry("path class", Path, builtin, aliases={"p": "path"}, **changes)  # type: ignore[arg-type]
+    return Registry("path class", Path, builtin, aliases={"p": "path"}, **changes)
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+def installed(tmp_path, monkeypatch):
     """Return a function that installs a package with these lines in the group `test.paths`."""
 
-    def install(package: str, lines: str) -> None:
+    def install(package, lines):
         folder = tmp_path / package / f"{package}-1.0.dist-info"
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
@@ -35,7 +32,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
     return install
 
 
-def test_names_and_aliases_are_loaded() -> None:
+def test_names_and_aliases_are_loaded():
     assert registry().load("path") is Path
     assert registry().load("p") is Path
 
@@ -48,13 +45,13 @@ def test_names_and_aliases_are_loaded() -> None:
         ("pure", "path class 'pure': pathlib:PurePath (Baton) is no Path"),
     ],
 )
-def test_load_errors(name: str, why: str) -> None:
+def test_load_errors(name, why):
     with pytest.raises(BatonError, match="path class") as refused:
         registry().load(name)
     assert str(refused.value).startswith(why)
 
 
-def test_a_package_adds_a_name(installed: Callable[[str, str], None]) -> None:
+def test_a_package_adds_a_name(installed):
     installed("more", "other = pathlib:WindowsPath")
     found = registry(group="test.paths")
     assert found.names() == ["gone", "other", "path", "posix", "pure"]
@@ -62,7 +59,7 @@ def test_a_package_adds_a_name(installed: Callable[[str, str], None]) -> None:
     assert registry().names() == ["gone", "path", "posix", "pure"]
 
 
-def test_a_name_registered_twice_is_refused(installed: Callable[[str, str], None]) -> None:
+def test_a_name_registered_twice_is_refused(installed):
     installed("more", "path = pathlib:PosixPath")
     with pytest.raises(
         BatonError, match=r"twice: pathlib:Path .Baton. and pathlib:PosixPath .package more.; uninst"
@@ -70,17 +67,17 @@ def test_a_name_registered_twice_is_refused(installed: Callable[[str, str], None
         registry(group="test.paths").load("path")
 
 
-def test_a_name_must_not_be_an_alias() -> None:
+def test_a_name_must_not_be_an_alias():
     with pytest.raises(ValueError, match="'path' is a name and an alias"):
         Registry("path class", Path, {"path": "pathlib:Path"}, aliases={"path": "path"})
 
 
-def test_names_are_checked_without_an_import() -> None:
+def test_names_are_checked_without_an_import():
     registry().check(["gone"])
     with pytest.raises(BatonError, match="there is no path class"):
         registry().check(["path", "x"])
 
 
-def test_former_names() -> None:
+def test_former_names():
     with pytest.raises(BatonError, match=r"^there is no path class 'dir' any more; write 'path' instead$"):
         registry(former={"dir": "path"}).check(["dir"])

@@ -1,16 +1,12 @@
 """Options of gRPC connections."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import dns.message
 import dns.rdatatype
 import dns.rrset
 import grpc.aio
-import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton import rpc
@@ -24,13 +20,13 @@ FOUND_AGAIN_S = 5.0  # gRPC's own default would take 30 s
 class NameServer(asyncio.DatagramProtocol):
     """A DNS server on loopback that answers every question with `address`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address):
         self.address = address
 
-    def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
+    def connection_made(self, transport):
         self.transport = transport
 
-    def datagram_received(self, data: bytes, addr: tuple[str | object, int]) -> None:
+    def datagram_received(self, data, addr):
         answer = dns.message.make_response(dns.message.from_wire(data))
         (asked,) = answer.question
         if asked.rdtype == dns.rdatatype.A:
@@ -39,7 +35,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 
 @asynccontextmanager
-async def serving(address: str) -> AsyncIterator[int]:
+async def serving(address):
     """Serve gRPC's health service at host:port; yield the port."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
@@ -51,7 +47,7 @@ async def serving(address: str) -> AsyncIterator[int]:
         await server.stop(0)
 
 
-async def test_a_moved_name_is_found_at_its_new_address() -> None:
+async def test_a_moved_name_is_found_at_its_new_address():
     """A replaced pod has the same name and port, and another address."""
     loop = asyncio.get_running_loop()
     transport, names = await loop.create_datagram_endpoint(
@@ -70,7 +66,7 @@ async def test_a_moved_name_is_found_at_its_new_address() -> None:
     transport.close()
 
 
-async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_connection_is_closed(monkeypatch):
     options = [
         (name, 500 if name == "grpc.server_handshake_timeout_ms" else value)
         for name, value in rpc.SERVER_OPTIONS

@@ -1,7 +1,5 @@
 """Background tasks, and calls with a timeout."""
 
-from __future__ import annotations
-
 import asyncio
 from contextvars import ContextVar
 
@@ -12,8 +10,8 @@ from baton.tasks import patiently, spawn, spawn_apart, stop
 REQUEST = ContextVar("request", default="none")
 
 
-async def test_an_exception_is_logged_and_a_stop_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    async def fails() -> None:
+async def test_an_exception_is_logged_and_a_stop_is_not(caplog):
+    async def fails():
         raise RuntimeError("a bug")
 
     failing = spawn(fails(), "sweeper")
@@ -25,24 +23,24 @@ async def test_an_exception_is_logged_and_a_stop_is_not(caplog: pytest.LogCaptur
     assert [one.getMessage() for one in caplog.records] == ["sweeper ended by a bug"]
 
 
-async def test_a_task_has_no_context() -> None:
-    async def seen() -> str:
+async def test_a_task_has_no_context():
+    async def seen():
         return REQUEST.get()
 
     REQUEST.set("r")
     assert await spawn_apart(seen(), "apart") == "none"
 
 
-async def test_a_slow_call_is_cancelled() -> None:
+async def test_a_slow_call_is_cancelled():
     ended = asyncio.Event()
 
-    async def slow() -> None:
+    async def slow():
         try:
             await asyncio.sleep(60)
         finally:
             ended.set()
 
-    async def refused() -> None:
+    async def refused():
         raise ConnectionRefusedError
 
     with pytest.raises(TimeoutError):

@@ -228,7 +228,7 @@ class Outgoing:
         return [kept for kept, ends_s in leased if isinstance(kept, Manifest) and ends_s >= now]
 
     def renewed(self, asked: Iterable[Manifest], held: Collection[tuple[str, int]], at_s: float) -> None:
-        """Of the leases `asked` about at `at_s`, renew those that the ranks `held`, and end the others."""
+        """Renew the leases `asked` about at `at_s` that the ranks `held`, and end the other ones."""
         gone = {id(one) for one in asked if (one.request_id, one.epoch) not in held}
         for handoff in list(self._leased.values()):
             manifest = handoff.manifest

@@ -1,26 +1,21 @@
 """Deployments that the end-to-end tests share, because a start takes ten seconds."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.collector import SENT_SOON, Collector, collecting
-from harness.deployment import Deployment, deployment, stock_vllm
+from harness.collector import SENT_SOON, collecting
+from harness.deployment import deployment, stock_vllm
 from tests.e2e.sharing import SHARING
 
 SLOW_CLIENT_S = 4.0  # router.slow_client_s of one_pair
 SHARING_FILES = {f"test_{name}" for name in SHARING}
-_running: dict[str, Any] = {}  # fixture -> what it started
+_running = {}  # fixture -> what it started
 _ends = ExitStack()  # ends what runs
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+def pytest_runtest_teardown(item, nextitem):
     """Stop them after the last file that shares them, because idle engines slow other tests down."""
     if nextitem is None or (nextitem.path != item.path and nextitem.path.stem not in SHARING_FILES):
         _running.clear()
@@ -28,16 +23,16 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture(scope="session")
-def collector() -> Iterator[Collector]:
+def collector():
     with collecting() as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def one_pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Deployment:
+def one_pair(tmp_path_factory, collector):
     """Start 1P1D with `baton up`, memory store, shm, or share it. Tests must leave it as they found it."""
     if "one_pair" not in _running:
-        config: dict[str, Any] = {
+        config = {
             # Frequent heartbeats, so that changes show within a second. By default this model recomputes a
             # long prompt rather than pull it.
             "scheduler": {"heartbeat_s": 0.2, "prefix_pull_s": 0.01},
@@ -47,20 +42,20 @@ def one_pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> 
         }
         made = deployment(tmp_path_factory.mktemp("one-pair"), environment=SENT_SOON, **config)
         _running["one_pair"] = _ends.enter_context(made).up()
-    return _running["one_pair"]  # type: ignore[no-any-return]
+    return _running["one_pair"]
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
+def reference(tmp_path_factory):
     """Return the URL of stock vLLM, one aggregated engine with the same model; start it or share it."""
     if "reference" not in _running:
         # One core: OpenMP threads that share a busy core spin.
         one_core = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
         made = stock_vllm(tmp_path_factory.mktemp("stock"), one_core)
         _running["reference"], _ = _ends.enter_context(made)
-    return _running["reference"]  # type: ignore[no-any-return]
+    return _running["reference"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return tmp_path

@@ -1,13 +1,10 @@
 """Run README's shell commands as a reader would, in a network namespace where its ports are free."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +22,7 @@ _TELL_ONE = "import json, sys; sys.stdout.write(json.dumps(sys.argv[1:]) + chr(1
 _TELL = f"""baton() {{ {PYTHON} -c '{_TELL_ONE}' "$@"; }}\n"""
 
 
-def shell_blocks() -> list[str]:
+def shell_blocks():
     """Return README's ```bash blocks, in order."""
     return re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 
@@ -38,7 +35,7 @@ class Reader:
     netns: str = ""
     started: list[Forked] = field(default_factory=list)
 
-    def shell(self, script: str, timeout_s: float = 60.0) -> str:
+    def shell(self, script, timeout_s=60.0):
         """Run a block in the activated environment and return its stdout. It must succeed."""
         enter = ["nsenter", f"--net={self.netns}"] if self.netns else []
         done = subprocess.run(
@@ -52,12 +49,12 @@ class Reader:
         assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def commands(self, block: str) -> list[list[str]]:
+    def commands(self, block):
         """Return the arguments of each `baton` in a block as the shell splits them, the scheduler first."""
         told = self.shell(f"{_TELL}{block}\nwait")
         return sorted(map(json.loads, told.splitlines()), key=lambda one: one[0] != "scheduler")
 
-    def start(self, arguments: list[str]) -> Forked:
+    def start(self, arguments):
         """Fork `baton ARGUMENT ...` in the background."""
         name = f"{len(self.started)}-{arguments[0]}"
         call = "tests.e2e.readme:run_there"
@@ -67,7 +64,7 @@ class Reader:
         return process
 
 
-def run_there(arguments: list[str], netns: str, folder: str) -> None:
+def run_there(arguments, netns, folder):
     """Run `baton ARGUMENT ...` in the reader's network. Called in the forked process."""
     os.chdir(folder)
     if netns:
@@ -80,7 +77,7 @@ def run_there(arguments: list[str], netns: str, folder: str) -> None:
 
 
 @contextmanager
-def reader(folder: Path) -> Iterator[Reader]:
+def reader(folder):
     """Yield a reader and end what it started. Skips if README's ports are taken and not root."""
     for name in ("deploy", ".venv"):
         (folder / name).symlink_to(ROOT / name)
@@ -95,7 +92,7 @@ def reader(folder: Path) -> Iterator[Reader]:
 
 
 @contextmanager
-def _namespace() -> Iterator[str]:
+def _namespace():
     name = f"baton-readme-{os.getpid()}"
     try:
         made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0

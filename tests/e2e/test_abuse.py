@@ -1,19 +1,15 @@
 """Badly behaved clients: they do not read, set short deadlines, or send impossible grammars."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from harness.deployment import MODEL_NAME, Deployment, free_blocks, idle
+from harness.deployment import MODEL_NAME, free_blocks, idle
 from harness.support import CALL_S, PATIENCE, eventually, listener
 from tests.e2e.conftest import SLOW_CLIENT_S
 
@@ -22,18 +18,18 @@ LONG = {"prompt": "Hi", "max_tokens": 900, "temperature": 0, "ignore_eos": True,
 
 
 @pytest.fixture
-def http(one_pair: Deployment) -> Iterator[httpx.Client]:
+def http(one_pair):
     with httpx.Client(base_url=one_pair.url, timeout=CALL_S) as client:
         yield client
 
 
-def ask(http: httpx.Client, max_tokens: int = 32) -> str:
+def ask(http, max_tokens=32):
     body = {"model": MODEL_NAME, "prompt": "Hello", "max_tokens": max_tokens, "temperature": 0}
     answer = http.post("/v1/completions", json=body).raise_for_status()
     return str(answer.json()["choices"][0]["text"])
 
 
-def connected(one_pair: Deployment, ports: set[int]) -> bool:
+def connected(one_pair, ports):
     """Return whether the router has a connection to one of the clients at these ports."""
     return any(
         one.status == psutil.CONN_ESTABLISHED and one.laddr.port == one_pair.port and one.raddr.port in ports
@@ -41,11 +37,11 @@ def connected(one_pair: Deployment, ports: set[int]) -> bool:
     )
 
 
-def router_rss(pair: Deployment) -> int:
+def router_rss(pair):
     return int(listener(pair.port).memory_info().rss)
 
 
-def deaf(pair: Deployment) -> socket.socket:
+def deaf(pair):
     """Connect a client that requests a long stream of large events and never reads."""
     body = json.dumps({"model": MODEL_NAME, **LONG, "logprobs": 3, "return_token_ids": True}).encode()
     client = socket.socket()
@@ -58,7 +54,7 @@ def deaf(pair: Deployment) -> socket.socket:
     return client
 
 
-def test_a_client_that_does_not_read_holds_nothing(one_pair: Deployment, http: httpx.Client) -> None:
+def test_a_client_that_does_not_read_holds_nothing(one_pair, http):
     right = ask(http)
     eventually(lambda: idle(one_pair), 10, "the deployment is idle")
     blocks, rss = free_blocks(one_pair), router_rss(one_pair)
@@ -74,7 +70,7 @@ def test_a_client_that_does_not_read_holds_nothing(one_pair: Deployment, http: h
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_says_how_long_it_waits(one_pair: Deployment, http: httpx.Client, stream: bool) -> None:
+def test_a_client_says_how_long_it_waits(one_pair, http, stream):
     ask(http)
     eventually(lambda: idle(one_pair), 10, "the deployment is idle")
     blocks = free_blocks(one_pair)
@@ -91,9 +87,9 @@ def test_a_client_says_how_long_it_waits(one_pair: Deployment, http: httpx.Clien
     eventually(lambda: idle(one_pair) and free_blocks(one_pair) == blocks, 5, "the request has ended")
 
 
-def _chain(length: int) -> dict[str, Any]:
+def _chain(length):
     """Return a schema that only guidance supports, with references that overflow its parser's stack."""
-    links: dict[str, Any] = {
+    links = {
         f"d{n}": {"type": "object", "properties": {"n": {"$ref": f"#/$defs/d{n + 1}"}}, "required": ["n"]}
         for n in range(length)
     }
@@ -101,14 +97,14 @@ def _chain(length: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": links}
 
 
-def _tool(parameters: dict[str, Any]) -> dict[str, Any]:
+def _tool(parameters):
     return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
 SAY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
-NOTHING: dict[str, Any] = {"$ref": "#"}
+NOTHING = {"$ref": "#"}
 LARGE = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(6000)}}
-GRAMMARS: dict[str, tuple[str, dict[str, Any]]] = {
+GRAMMARS = {
     "a grammar": ("completions", {"prompt": "Hi", "structured_outputs": {"grammar": "root ::= root"}}),
     "a regex": (
         "completions",
@@ -149,9 +145,7 @@ GRAMMARS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def test_a_grammar_that_cannot_be_served_is_400_and_costs_no_worker(
-    one_pair: Deployment, http: httpx.Client
-) -> None:
+def test_a_grammar_that_cannot_be_served_is_400_and_costs_no_worker(one_pair, http):
     right = ask(http)
     router = router_rss(one_pair)
     wrong = []

@@ -1,17 +1,12 @@
 """LoRA adapters, requested by name, through a prefill and a decode worker."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import httpx
 import openai
 import pytest
 
 from harness.adapters import adapter
 from harness.checkpoints import tiny_qwen2
-from harness.deployment import Deployment, deployment
+from harness.deployment import deployment
 from harness.greedy import GREEDY, token_ids
 from harness.support import CALL_S
 
@@ -20,11 +15,11 @@ PROMPT = "The old captain looked at the sea, and the sea looked at the old capta
 
 
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def adapted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapted")
     model = tiny_qwen2(folder / "tiny")
     adapters = {name: str(adapter(folder / name, model, seed=n)) for n, name in enumerate(NAMES[1:], 1)}
-    engine: dict[str, Any] = {
+    engine = {
         "model": str(model),
         "served_model_name": "tiny",
         "speculative_config": None,
@@ -35,14 +30,14 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield one.up()
 
 
-def answer(client: openai.OpenAI, model: str) -> str:
+def answer(client, model):
     done = client.completions.create(model=model, prompt=PROMPT, max_tokens=16, **GREEDY)
     assert done.model == model
     return str(token_ids(done))
 
 
 @pytest.mark.timeout(120)
-def test_models_and_adapters_side_by_side(adapted: Deployment) -> None:
+def test_models_and_adapters_side_by_side(adapted):
     client = adapted.client()
     listed = {one.id: (one.model_extra or {}).get("parent") for one in client.models.list()}
     assert listed == {"tiny": None, "first": "tiny", "second": "tiny"}

@@ -1,17 +1,13 @@
 """OpenAI's API: the router's answers equal those of stock vLLM with the same model."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from harness.deployment import MODEL_NAME, Deployment
+from harness.deployment import MODEL_NAME
 from harness.support import CALL_S, eventually
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
@@ -37,19 +33,19 @@ PERSON = {
 
 
 @pytest.fixture(scope="module")
-def clients(one_pair: Deployment, reference: str) -> Iterator[list[openai.OpenAI]]:
+def clients(one_pair, reference):
     with openai.OpenAI(base_url=f"{reference}/v1", api_key="none", timeout=CALL_S, max_retries=0) as stock:
         yield [one_pair.client(), stock]
 
 
-def both(clients: list[openai.OpenAI], ask: Callable[[openai.OpenAI], Any]) -> Any:
+def both(clients, ask):
     """Return the router's answer after comparing it with stock vLLM's."""
     ours, stock = (ask(client) for client in clients)
     assert ours == stock
     return ours
 
 
-def plain(answer: Any) -> Any:
+def plain(answer):
     """Return an answer as data, without fields that differ from call to call."""
     data = answer.model_dump(exclude_none=True)
     for key in ("id", "created", "system_fingerprint"):
@@ -60,24 +56,24 @@ def plain(answer: Any) -> Any:
     return data
 
 
-def chat(**options: Any) -> Callable[[openai.OpenAI], Any]:
+def chat(**options):
     body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24, **options}
     return lambda client: plain(client.chat.completions.create(model=MODEL_NAME, **body))
 
 
-def complete(**options: Any) -> Callable[[openai.OpenAI], Any]:
+def complete(**options):
     body = {"prompt": "def main(", "temperature": 0, "max_tokens": 24, **options}
     return lambda client: plain(client.completions.create(model=MODEL_NAME, **body))
 
 
-def streamed_chat(**options: Any) -> Callable[[openai.OpenAI], Any]:
+def streamed_chat(**options):
     """Return a stream's texts, finish reasons, log-probabilities and usage, however it is chunked."""
 
-    def ask(client: openai.OpenAI) -> Any:
+    def ask(client):
         body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24, **options}
-        texts: dict[int, str] = {}
-        ends: dict[int, str | None] = {}
-        logprobs: list[Any] = []
+        texts = {}
+        ends = {}
+        logprobs = []
         usage = None
         for chunk in client.chat.completions.create(model=MODEL_NAME, stream=True, **body):
             usage = chunk.usage or usage
@@ -112,7 +108,7 @@ def streamed_chat(**options: Any) -> Callable[[openai.OpenAI], Any]:
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
-def test_chat(clients: list[openai.OpenAI], options: dict[str, Any]) -> None:
+def test_chat(clients, options):
     if "top_k" in options:
         options = {**options, "extra_body": {"top_k": options["top_k"]}}
         options.pop("top_k")
@@ -135,7 +131,7 @@ def test_chat(clients: list[openai.OpenAI], options: dict[str, Any]) -> None:
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
-def test_streamed_chat(clients: list[openai.OpenAI], options: dict[str, Any]) -> None:
+def test_streamed_chat(clients, options):
     texts, ends, _, _ = both(clients, streamed_chat(**options))
     assert len(texts) == options.get("n", 1)
     assert all(ends.values())
@@ -162,11 +158,11 @@ def test_streamed_chat(clients: list[openai.OpenAI], options: dict[str, Any]) ->
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
-def test_completions(clients: list[openai.OpenAI], options: dict[str, Any]) -> None:
+def test_completions(clients, options):
     both(clients, complete(**options))
 
 
-def test_a_json_schema_is_kept(clients: list[openai.OpenAI]) -> None:
+def test_a_json_schema_is_kept(clients):
     schema = {"name": "person", "schema": PERSON, "strict": True}
     asked = {
         "messages": [{"role": "user", "content": "Extract as JSON: Anna is 31 years old."}],
@@ -181,7 +177,7 @@ def test_a_json_schema_is_kept(clients: list[openai.OpenAI]) -> None:
     assert json.loads(texts[0]) == person
 
 
-def test_tools(clients: list[openai.OpenAI]) -> None:
+def test_tools(clients):
     asked = {
         "messages": [{"role": "user", "content": "How is the weather in Paris?"}],
         "tools": [WEATHER],
@@ -195,7 +191,7 @@ def test_tools(clients: list[openai.OpenAI]) -> None:
     both(clients, chat(**{**asked, "tool_choice": "auto"}))
 
 
-def test_stops_across_the_borders_of_drafts(clients: list[openai.OpenAI]) -> None:
+def test_stops_across_the_borders_of_drafts(clients):
     """With drafts, a stop string may begin in one step and end in the next."""
     asked = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "max_tokens": 60}
     text = both(clients, chat(**asked))["choices"][0]["message"]["content"]
@@ -208,14 +204,14 @@ def test_stops_across_the_borders_of_drafts(clients: list[openai.OpenAI]) -> Non
 
 
 @pytest.mark.parametrize("length", range(1, 14))
-def test_an_answer_is_as_long_as_asked(clients: list[openai.OpenAI], length: int) -> None:
+def test_an_answer_is_as_long_as_asked(clients, length):
     """Accepted drafts beyond the last requested token are dropped."""
     answer = both(clients, chat(max_tokens=length, logprobs=True, extra_body={"min_tokens": length}))
     assert answer["usage"]["completion_tokens"] == length
     assert len(answer["choices"][0]["logprobs"]["content"]) == length
 
 
-def test_seeds_reproduce_beside_others_that_draft(one_pair: Deployment, clients: list[openai.OpenAI]) -> None:
+def test_seeds_reproduce_beside_others_that_draft(one_pair, clients):
     """A seed gives the same tokens whatever else is in the batch."""
     seeded = chat(temperature=0.9, seed=5, max_tokens=40)
     alone = both(clients, seeded)
@@ -227,11 +223,11 @@ def test_seeds_reproduce_beside_others_that_draft(one_pair: Deployment, clients:
             other.result(60)
 
 
-def test_the_answers_were_drafted(one_pair: Deployment) -> None:
+def test_the_answers_were_drafted(one_pair):
     """Otherwise this module would compare nothing. On a busy machine `auto` may pause drafting, so retry."""
     client, accepted = one_pair.client(), 0
 
-    def enough() -> bool:
+    def enough():
         nonlocal accepted
         asked = client.chat.completions.create(
             model=MODEL_NAME,
@@ -247,7 +243,7 @@ def test_the_answers_were_drafted(one_pair: Deployment) -> None:
     eventually(enough, 30, "more than ten drafted tokens are accepted")
 
 
-def test_models_and_tokenize(one_pair: Deployment, reference: str) -> None:
+def test_models_and_tokenize(one_pair, reference):
     answers = []
     for url in (one_pair.url, reference):
         models = httpx.get(f"{url}/v1/models").json()["data"]
@@ -272,9 +268,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_request_gets_the_same_answer(
-    one_pair: Deployment, reference: str, wrong: dict[str, Any]
-) -> None:
+def test_a_wrong_request_gets_the_same_answer(one_pair, reference, wrong):
     body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 4, **wrong}
     ours, stock = (
         httpx.post(f"{url}/v1/completions", json=body, timeout=CALL_S) for url in (one_pair.url, reference)
@@ -284,7 +278,7 @@ def test_a_wrong_request_gets_the_same_answer(
     assert ours.json()["error"]["message"]
 
 
-def test_broken_json_gets_the_same_answer(one_pair: Deployment, reference: str) -> None:
+def test_broken_json_gets_the_same_answer(one_pair, reference):
     headers = {"Content-Type": "application/json"}
     ours, stock = (
         httpx.post(f"{url}/v1/chat/completions", content=b'{"model": ', headers=headers, timeout=CALL_S)
@@ -293,7 +287,7 @@ def test_broken_json_gets_the_same_answer(one_pair: Deployment, reference: str) 
     assert (ours.status_code, ours.json()) == (stock.status_code, stock.json())
 
 
-def test_a_client_cannot_set_what_is_ours(one_pair: Deployment, reference: str) -> None:
+def test_a_client_cannot_set_what_is_ours(one_pair, reference):
     """Baton's internal request fields are dropped when a client sends them."""
     ours = {"kv_transfer_params": {"baton": "load", "epoch": 9}, "vllm_xargs": {"baton_output_tokens": 3}}
     body = {"model": MODEL_NAME, "prompt": "def main(", "max_tokens": 8, "temperature": 0}

@@ -1,17 +1,13 @@
 """`baton up` with autoscaling: a worker starts when the load needs it and ends when it does not."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import aio_channel
 from baton.security.names import Role
-from harness.deployment import MODEL_NAME, Deployment, deployment
+from harness.deployment import MODEL_NAME, deployment
 from harness.support import CALL_S, eventually
 
 STREAMS = 8  # twice one worker's slots
@@ -19,8 +15,8 @@ DECODE = scheduler_pb2.ROLE_DECODE
 
 
 @pytest.fixture
-def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    config: dict[str, Any] = {
+def scaled(tmp_path_factory):
+    config = {
         "engine": {"max_num_seqs": 4},
         "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
         "autoscale": {
@@ -31,21 +27,21 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield one.up(1, 1)
 
 
-async def set_role(address: str, fence: int) -> str:
+async def set_role(address, fence):
     """Set a decode worker's role to decode, as an autoscaler with this fence does. Return its refusal."""
     async with aio_channel(address, Role.WORKER) as channel:
-        stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+        stub = worker_pb2_grpc.WorkerStub(channel)
         request = worker_pb2.SetRoleRequest(role=DECODE, fence=fence)
-        reply: worker_pb2.SetRoleReply = await stub.SetRole(request, timeout=CALL_S)
+        reply = await stub.SetRole(request, timeout=CALL_S)
         return reply.refusal
 
 
 @pytest.mark.timeout(90)
-async def test_a_decode_worker_comes_and_goes_with_the_load(scaled: Deployment) -> None:
+async def test_a_decode_worker_comes_and_goes_with_the_load(scaled):
     stop = asyncio.Event()
     answers = []
 
-    async def one_after_another(client: Any) -> None:
+    async def one_after_another(client):
         while not stop.is_set():
             answer = await client.completions.create(
                 model=MODEL_NAME, prompt="def main(", max_tokens=200, extra_body={"ignore_eos": True}
@@ -55,7 +51,7 @@ async def test_a_decode_worker_comes_and_goes_with_the_load(scaled: Deployment) 
     async with scaled.async_client() as client:
         load = [asyncio.create_task(one_after_another(client)) for _ in range(STREAMS)]
 
-        def second_decodes() -> bool:
+        def second_decodes():
             if any(task.done() for task in load):
                 raise AssertionError("a request failed") from next(t for t in load if t.done()).exception()
             busy = [one for one in scaled.workers("decode") if one.get("load", {}).get("running")]
@@ -71,7 +67,7 @@ async def test_a_decode_worker_comes_and_goes_with_the_load(scaled: Deployment) 
     assert await set_role(address, 7) == ""
     assert "the order is from an earlier autoscaler (fence 6, now 7)" in await set_role(address, 6)
 
-    def log() -> str:
+    def log():
         return scaled.processes["up"].text
 
     await asyncio.to_thread(eventually, lambda: "ended" in log(), 20, "one of them drains and ends")

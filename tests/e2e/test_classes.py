@@ -1,10 +1,8 @@
 """Interactive requests overtake a flood of batch work, and no answer changes, with drafts and handoffs."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
-from harness.deployment import MODEL_NAME, Deployment
+from harness.deployment import MODEL_NAME
 from harness.scrape import total
 from harness.support import CALL_S, eventually
 
@@ -12,15 +10,15 @@ FLOOD, PASSING = 40, 4
 LONG, SHORT = 60, 16  # tokens of an answer
 
 
-def figure(one: Deployment, name: str) -> float:
+def figure(one, name):
     """Return a metric of batch work."""
     return total(one.url, f"baton_router_class_{name}", **{"class": "batch"})
 
 
-def test_interactive_requests_pass_a_flood_of_batch_work(one_pair: Deployment) -> None:
+def test_interactive_requests_pass_a_flood_of_batch_work(one_pair):
     client = one_pair.client(max_retries=0)
 
-    def ask(number: int, tokens: int, tier: str) -> str:
+    def ask(number, tokens, tier):
         prompt = f"Number {number % 5} of the things that are told here is this one:"
         got = client.completions.create(
             model=MODEL_NAME,

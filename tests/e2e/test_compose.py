@@ -11,18 +11,13 @@ published port. `restart` and `stop_grace_period` are not tested. Each engine ha
 threads that share a busy core spin.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
-import subprocess
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -31,7 +26,7 @@ from baton import addresses
 from baton.handoff import transports
 from harness import dockerfile
 from harness.deployment import MODEL_NAME
-from harness.netns import Host, Network, User, why_not
+from harness.netns import Network, User, why_not
 from harness.support import CALL_S, PATIENCE, ROOT, eventually
 
 COMPOSE = ROOT / "docker-compose.yml"
@@ -47,7 +42,7 @@ WORKERS, READY = ("prefill", "decode"), "ready on"  # a worker logs it when it b
 PROMPT = "Tell me a long story about a lighthouse, a storm and the people who wait for a ship. " * 6
 
 
-def services(environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def services(environment):
     """Return the file's services, with ${NAME:-default} replaced and without the profile `ops`.
 
     tests/deploy/test_boards.py tests that profile.
@@ -55,26 +50,26 @@ def services(environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     text = re.sub(
         r"\$\{(\w+):-([^}]*)\}", lambda found: environment.get(found[1]) or found[2], COMPOSE.read_text()
     )
-    loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
+    loaded = yaml.safe_load(text)["services"]
     return {name: one for name, one in loaded.items() if "profiles" not in one}
 
 
-def megabytes(size: str) -> int:
-    number, unit = re.fullmatch(r"(\d+)(mb|gb)", size).groups()  # type: ignore[union-attr]
+def megabytes(size):
+    number, unit = re.fullmatch(r"(\d+)(mb|gb)", size).groups()
     return int(number) << (10 if unit == "gb" else 0)
 
 
 class Compose:
     """`docker compose up` with a host for each container."""
 
-    def __init__(self, network: Network, folder: Path) -> None:
+    def __init__(self, network, folder):
         self.network = network
         self.folder = folder
         self.home = folder / "home"  # home of the image's user, as built
-        self.containers: dict[str, list[Host]] = {}
+        self.containers = {}
         self.router_port = 0
 
-    def build(self) -> None:
+    def build(self):
         """Run the Dockerfile's RUN instructions of the image's user."""
         self.home.mkdir()
         os.chown(self.home, BATON_USER.number, BATON_USER.number)
@@ -87,7 +82,7 @@ class Compose:
             assert done.returncode == 0, f"RUN {line}\n{done.stdout}\n{done.stderr}"
         host.kill()
 
-    def up(self, **environment: str) -> None:
+    def up(self, **environment):
         """Start missing containers, each after the services that it depends on."""
         wanted = services(environment)
         while waiting := [name for name, one in wanted.items() if len(self.of(name)) < self.replicas(one)]:
@@ -98,20 +93,20 @@ class Compose:
             for number in range(len(self.of(name)) + 1, self.replicas(wanted[name]) + 1):
                 self._start(name, number, wanted[name])
 
-    def of(self, service: str) -> list[Host]:
+    def of(self, service):
         return self.containers.get(service, [])
 
     @staticmethod
-    def replicas(service: Mapping[str, Any]) -> int:
+    def replicas(service):
         return int(service.get("deploy", {}).get("replicas", 1))
 
-    def wait_healthy(self, name: str, service: Mapping[str, Any], timeout_s: float) -> None:
+    def wait_healthy(self, name, service, timeout_s):
         """Wait until the file's health check succeeds in each container."""
         check = service["healthcheck"]
         assert check["test"][0] == "CMD"
         for host in self.of(name):
 
-            def healthy(host: Host = host) -> bool:
+            def healthy(host=host):
                 assert host.process.poll() is None, f"{host.name} ended:\n{host.text[-3000:]}"
                 if name in WORKERS and READY not in host.text:
                     return False
@@ -122,7 +117,7 @@ class Compose:
             # Each check starts a Python process, so a worker's log is read first.
             eventually(healthy, timeout_s, f"{host.name} is healthy", every_s=2.0)
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def ask(self, path, body=None):
         """Send a request to the router's container from the bridge."""
         url = f"http://{self.of('router')[0].address}:{self.router_port}{path}"
         data = None if body is None else json.dumps(body).encode()
@@ -130,20 +125,19 @@ class Compose:
         with self.network.inside(), urllib.request.urlopen(request, timeout=CALL_S) as answer:
             return json.loads(answer.read())
 
-    def baton(self, service: str, *command: str) -> subprocess.CompletedProcess[str]:
+    def baton(self, service, *command):
         """Run `docker compose exec SERVICE baton COMMAND`."""
         host = self.of(service)[0]
         environment = self._environment(services({})[service], host.name)
         return host.run(["baton", *command], 60, env=environment, cwd=ROOT)
 
-    def status(self) -> dict[str, Any]:
+    def status(self):
         """Run `docker compose exec router baton status --json`."""
         done = self.baton("router", "status", "--json")
         assert done.returncode == 0, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout)
-        return answer
+        return json.loads(done.stdout)
 
-    def _start(self, service: str, number: int, spec: Mapping[str, Any]) -> None:
+    def _start(self, service, number, spec):
         name = f"{service}-{number}"
         ours = spec["image"] == "baton"
         host = self.network.host(
@@ -158,7 +152,7 @@ class Compose:
         )
         self.containers.setdefault(service, []).append(host)
 
-    def _environment(self, spec: Mapping[str, Any], name: str) -> dict[str, str]:
+    def _environment(self, spec, name):
         """Return a container's variables: the image's, Docker's and the file's."""
         image = dockerfile.environment(BASE_PATH) if spec["image"] == "baton" else {"PATH": BASE_PATH}
         image = {key: value.replace(dockerfile.workdir(), str(ROOT)) for key, value in image.items()}
@@ -168,7 +162,7 @@ class Compose:
         own = {key: str(value) for key, value in spec.get("environment", {}).items()}
         return {**image, "HOSTNAME": name, "HOME": f"/home/{dockerfile.user()}", **own}
 
-    def _file_system(self, name: str, fill_home: str) -> str:
+    def _file_system(self, name, fill_home):
         """Return shell commands that set up the user's home and account and a read-only working folder."""
         user, number = dockerfile.user(), BATON_USER.number
         accounts = self.folder / f"{name}.passwd"
@@ -184,7 +178,7 @@ mount -o remount,bind,ro '{ROOT}'
 """
 
 
-def depends(service: Mapping[str, Any]) -> dict[str, str]:
+def depends(service):
     found = service.get("depends_on", {})
     if isinstance(found, list):
         return dict.fromkeys(found, "service_started")
@@ -192,7 +186,7 @@ def depends(service: Mapping[str, Any]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
+def composed(tmp_path_factory):
     """Start all services at the same time, scaled by SCALE, and wait until they are healthy."""
     if why := why_not():
         pytest.skip(why)
@@ -210,15 +204,14 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
         yield compose
 
 
-def chat(compose: Compose, content: str) -> str:
+def chat(compose, content):
     message = {"role": "user", "content": content}
     body = {"model": MODEL_NAME, "messages": [message], "max_tokens": 16, "temperature": 0}
-    answer: str = compose.ask("/v1/chat/completions", body)["choices"][0]["message"]["content"]
-    return answer
+    return compose.ask("/v1/chat/completions", body)["choices"][0]["message"]["content"]
 
 
 @pytest.mark.timeout(600)
-def test_a_chat_request_passes_through_all_containers(composed: Compose) -> None:
+def test_a_chat_request_passes_through_all_containers(composed):
     assert chat(composed, PROMPT)
     status = composed.status()
     roles = {one["identity"]["worker_id"]: one["identity"]["role"] for one in status["workers"]}
@@ -237,8 +230,8 @@ def test_a_chat_request_passes_through_all_containers(composed: Compose) -> None
 
 
 @pytest.mark.timeout(200)
-def test_each_worker_is_used(composed: Compose) -> None:
-    def all_used() -> bool:
+def test_each_worker_is_used(composed):
+    def all_used():
         with ThreadPoolExecutor(6) as pool:
             assert all(pool.map(lambda number: chat(composed, f"{number}. {PROMPT}"), range(6)))
         moved = [one for one in composed.status()["handoffs"] if one["cost"].get("transport") == BETWEEN]
@@ -249,7 +242,7 @@ def test_each_worker_is_used(composed: Compose) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_each_process_is_found_by_its_metrics(composed: Compose) -> None:
+def test_each_process_is_found_by_its_metrics(composed):
     scheduler, router = composed.of("scheduler")[0], composed.of("router")[0]
     targets = json.loads(read(composed, f"http://{scheduler.address}:9400/targets"))
     roles = sorted(one["labels"]["role"] for one in targets)
@@ -263,13 +256,13 @@ def test_each_process_is_found_by_its_metrics(composed: Compose) -> None:
     assert up == ["1"] * len(roles), all_of_them[-2000:]
 
 
-def read(compose: Compose, url: str) -> str:
+def read(compose, url):
     with compose.network.inside(), urllib.request.urlopen(url, timeout=CALL_S) as answer:
         return str(answer.read().decode())
 
 
 @pytest.mark.timeout(200)
-def test_a_stopped_container_leaves_in_order(composed: Compose) -> None:
+def test_a_stopped_container_leaves_in_order(composed):
     """`docker stop` signals the container's first process, which is the command. Others take its work."""
     stopped = composed.of("decode")[-1]
     stopped.terminate()
@@ -279,7 +272,7 @@ def test_a_stopped_container_leaves_in_order(composed: Compose) -> None:
     assert chat(composed, "Hello")
 
 
-def test_what_the_image_prepares_is_used(composed: Compose) -> None:
+def test_what_the_image_prepares_is_used(composed):
     """Kernels in the image's cache are not compiled again."""
     made = {path.relative_to(composed.home) for path in composed.home.rglob("*") if path.is_file()}
     assert any(path.suffix == ".nbi" for path in made)
@@ -292,7 +285,7 @@ def test_what_the_image_prepares_is_used(composed: Compose) -> None:
     }
 
 
-def test_nothing_tries_to_write_beside_the_program(composed: Compose) -> None:
+def test_nothing_tries_to_write_beside_the_program(composed):
     for hosts in composed.containers.values():
         for host in hosts:
             assert "Read-only file system" not in host.text, host.text

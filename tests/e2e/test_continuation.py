@@ -1,18 +1,14 @@
 """A worker fails in the middle of an answer: the answer does not change, whatever features it uses."""
 
-from __future__ import annotations
-
 import asyncio
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
 from harness.architectures.registry import ARCHITECTURES
-from harness.continuation import Comparison, Score, Site, site
-from harness.features import ANSWERS, FEATURES, Feature, of_prompts
+from harness.continuation import Comparison, site
+from harness.features import ANSWERS, FEATURES, of_prompts
 from harness.support import CALL_S
 
 # EVERY_POSITION=1 tests twenty answers of each feature at every position, for an hour or more.
@@ -22,16 +18,16 @@ KEEPS_OTHERWISE = ("eagle3-gpt-oss", "mtp-qwen3-next")  # sliding windows; linea
 
 
 @pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def where(tmp_path_factory):
     with site(tmp_path_factory.mktemp("continuation") / "site") as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def found(where: Site) -> dict[str, Score | BaseException]:
+def found(where):
     """Compare all features at the same time and return the scores by name."""
 
-    async def compare() -> list[Score | BaseException]:
+    async def compare():
         async with httpx.AsyncClient(base_url=where.url, timeout=CALL_S) as client:
             comparison = Comparison(where, client, EVERY)
             comparing = (comparison.score(feature, range(ANSWERS_EACH)) for feature in FEATURES)
@@ -42,7 +38,7 @@ def found(where: Site) -> dict[str, Score | BaseException]:
 
 @pytest.mark.timeout(7200 if WHOLE else 300)
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
-def test_answers_continue(found: dict[str, Score | BaseException], feature: Feature) -> None:
+def test_answers_continue(found, feature):
     score = found[feature.name]
     print(score)
     if isinstance(score, BaseException):
@@ -54,7 +50,7 @@ def test_answers_continue(found: dict[str, Score | BaseException], feature: Feat
 @pytest.mark.timeout(600)
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="three engines each: WHOLE_TABLE=1")
 @pytest.mark.parametrize("name", KEEPS_OTHERWISE)
-async def test_answers_continue_where_layers_keep_different_things(name: str, tmp_path: Path) -> None:
+async def test_answers_continue_where_layers_keep_different_things(name, tmp_path):
     """Fail at every position. tests/handoff/test_vllm_groups.py tests the same inside one engine."""
     model = ARCHITECTURES[name]
     features = of_prompts(model.prompts(2))

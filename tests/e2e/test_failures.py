@@ -1,22 +1,17 @@
 """Failures that requests survive: a process dies, a client disconnects."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import openai
-import psutil
 import pytest
 
-from harness.collector import SENT_SOON, Collector, Span
-from harness.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
+from harness.collector import SENT_SOON
+from harness.deployment import MODEL_NAME, deployment, free_blocks, idle
 from harness.fake_worker import until
 from harness.greedy import GREEDY, ask
 from harness.prompts import prompts
@@ -29,9 +24,9 @@ LONGEST_PAUSE_S = 15.0  # for a busy machine; an idle one takes a lease and a fr
 
 
 @pytest.fixture(scope="module")
-def two_pairs(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Deployment]:
+def two_pairs(tmp_path_factory, collector):
     """Start 2P2D. These tests kill its processes, and `baton up` restarts them."""
-    config: dict[str, Any] = {
+    config = {
         "scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.2},
         "tracing": collector.settings,
         "slo": {"ttft_ms": 1e6},  # no request is traced for being slow
@@ -40,7 +35,7 @@ def two_pairs(tmp_path_factory: pytest.TempPathFactory, collector: Collector) ->
         yield one.up(2, 2)
 
 
-async def test_a_client_that_leaves_frees_its_workers_within_a_second(two_pairs: Deployment) -> None:
+async def test_a_client_that_leaves_frees_its_workers_within_a_second(two_pairs):
     client = two_pairs.async_client()
     await ask(client, prompts()[0], max_tokens=2)
     eventually(lambda: idle(two_pairs), 10, "the deployment is idle")
@@ -64,12 +59,12 @@ async def test_a_client_that_leaves_frees_its_workers_within_a_second(two_pairs:
     print(f"free after {time.monotonic() - left:.2f} s, including a heartbeat of 0.2 s")
 
 
-def whole(one: Deployment) -> bool:
+def whole(one):
     return len(one.workers("prefill")) == 2 and len(one.workers("decode")) == 2 and one.healthy()
 
 
 @contextlib.contextmanager
-def dead(victim: psutil.Process, how: str) -> Iterator[None]:
+def dead(victim, how):
     """Kill a process, or stop it during the block."""
     if how == "killed":
         victim.kill()
@@ -84,7 +79,7 @@ def dead(victim: psutil.Process, how: str) -> Iterator[None]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["killed", "hung"])
-async def test_a_dead_prefill_worker_loses_nothing(two_pairs: Deployment, how: str) -> None:
+async def test_a_dead_prefill_worker_loses_nothing(two_pairs, how):
     """One of two prefill workers dies during a prefill; all answers are right."""
     eventually(lambda: whole(two_pairs), BACK_S, "2P2D is ready")
     asked = prompts()[-16::2]
@@ -111,7 +106,7 @@ class Read:
     usage: Any = None
     pause_s: float = 0.0
 
-    def take(self, chunk: Any) -> None:
+    def take(self, chunk):
         self.usage = chunk.usage or self.usage
         for choice in chunk.choices:
             at = choice.index
@@ -122,7 +117,7 @@ class Read:
             if choice.finish_reason:
                 self.ends[at] = choice.finish_reason
 
-    def differs(self, other: Read) -> str:
+    def differs(self, other):
         """Return the difference from an undisturbed stream, or ""."""
         for name in ("tokens", "text", "ends", "usage"):
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -134,7 +129,7 @@ class Read:
         return ""
 
 
-async def read(stream: Any, into: Read) -> Read:
+async def read(stream, into):
     last = time.monotonic()
     async for chunk in stream:
         now = time.monotonic()
@@ -144,9 +139,9 @@ async def read(stream: Any, into: Read) -> Read:
     return into
 
 
-STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 120}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 120}
 ROUNDS = 8  # on a busy machine all streams may end before a client sees that they decode
-KINDS: list[dict[str, Any]] = [
+KINDS = [
     {},
     {"logprobs": 2},
     {"frequency_penalty": 0.7, "presence_penalty": 0.4},
@@ -159,22 +154,20 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> list[Read]:
+def undisturbed():
     """Return the streams without a failure; the first test fills the list."""
     return []
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("how", ["killed", "hung"])
-async def test_a_dead_decode_worker_is_a_pause(
-    two_pairs: Deployment, undisturbed: list[Read], collector: Collector, how: str
-) -> None:
+async def test_a_dead_decode_worker_is_a_pause(two_pairs, undisturbed, collector, how):
     """Streams of all kinds, half of them on the worker that dies, end as they should."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
     began = time.time()
     asked = list(zip(prompts()[:8], KINDS, strict=True))
 
-    async def begin(client: openai.AsyncOpenAI, prompt: list[int], kind: dict[str, Any]) -> Any:
+    async def begin(client, prompt, kind):
         extra = {**LONG["extra_body"], **{key: kind[key] for key in kind if key == "structured_outputs"}}
         plain = {key: kind[key] for key in kind if key not in extra}
         body = {**LONG, **STREAM, **plain, "extra_body": extra}
@@ -182,7 +175,7 @@ async def test_a_dead_decode_worker_is_a_pause(
 
     async with two_pairs.async_client() as client:
 
-        async def whole_stream(prompt: list[int], kind: dict[str, Any], into: Read) -> Read:
+        async def whole_stream(prompt, kind, into):
             return await read(await begin(client, prompt, kind), into)
 
         if not undisturbed:  # this also opens the connections, so that the others begin together
@@ -211,14 +204,14 @@ async def test_a_dead_decode_worker_is_a_pause(
     eventually(lambda: whole(two_pairs) and idle(two_pairs), 60, "the worker is back and all is idle")
 
 
-def retries_are_traced(collector: Collector, lost: str, since: float) -> None:
+def retries_are_traced(collector, lost, since):
     """Check the trace of a request that lost this decode worker at or after `since`."""
 
-    def decoded_by(root: Span) -> dict[str, int]:
+    def decoded_by(root):
         spans = collector.trace(root.trace_id)
         return {one.instance: one.attributes["tokens"] for one in spans if one.name == "decode"}
 
-    def found() -> list[Span]:
+    def found():
         roots = [
             one
             for one in collector.spans
@@ -244,7 +237,7 @@ def retries_are_traced(collector: Collector, lost: str, since: float) -> None:
 
 
 @pytest.mark.timeout(200)
-async def test_the_only_decode_worker_may_die(one_pair: Deployment) -> None:
+async def test_the_only_decode_worker_may_die(one_pair):
     """In 1P1D, running answers and waiting requests continue when the worker is back."""
     victim = one_pair.worker_process(one_pair.worker("decode")["identity"]["worker_id"])
     async with one_pair.async_client() as client:
@@ -258,12 +251,12 @@ async def test_the_only_decode_worker_may_die(one_pair: Deployment) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_without_a_scheduler_requests_continue(two_pairs: Deployment) -> None:
+def test_without_a_scheduler_requests_continue(two_pairs):
     """The scheduler hangs, dies and is replaced; routers place from their snapshot until then."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
     body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": True}
 
-    def status() -> tuple[int, str]:
+    def status():
         answer = httpx.post(f"{two_pairs.url}/v1/completions", json=body, timeout=CALL_S)
         return answer.status_code, answer.text
 

@@ -1,15 +1,9 @@
 """vLLM's front-end arguments work in a router as in a vLLM server."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import httpx
 import pytest
 
-from harness.deployment import MODEL_NAME, Deployment, deployment
+from harness.deployment import MODEL_NAME, deployment
 from harness.support import CALL_S, PATIENCE, ROOT
 
 BEGIN, END = "<tool_response>", "</tool_response>"  # see reasoning_plugin.py
@@ -35,7 +29,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France? Think of
 
 
 @pytest.fixture(scope="module")
-def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def thinking(tmp_path_factory):
     """Start 1P1D with a reasoning parser, another chat template and many front-end arguments."""
     folder = tmp_path_factory.mktemp("frontend")
     (folder / "chat.jinja").write_text(TEMPLATE)
@@ -50,12 +44,12 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield one.up()
 
 
-def ask(one: Deployment, **more: Any) -> Any:
-    options: dict[str, Any] = {"max_tokens": 30, "temperature": 0, **more}
+def ask(one, **more):
+    options = {"max_tokens": 30, "temperature": 0, **more}
     return one.client().chat.completions.create(model=MODEL_NAME, messages=QUESTION, **options)
 
 
-def test_the_template_and_its_defaults_make_the_prompt(thinking: Deployment) -> None:
+def test_the_template_and_its_defaults_make_the_prompt(thinking):
     body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}]}
     with httpx.Client(base_url=thinking.url, timeout=CALL_S) as http:
         tokens = http.post("/tokenize", json=body).json()["tokens"]
@@ -64,7 +58,7 @@ def test_the_template_and_its_defaults_make_the_prompt(thinking: Deployment) -> 
     assert ask(thinking, max_tokens=1).usage.prompt_tokens > 2 * len(tokens)
 
 
-def test_usage_shows_the_cached_tokens(thinking: Deployment) -> None:
+def test_usage_shows_the_cached_tokens(thinking):
     ask(thinking)
     again = ask(thinking)
     assert again.usage.prompt_tokens_details.cached_tokens >= 32
@@ -72,14 +66,14 @@ def test_usage_shows_the_cached_tokens(thinking: Deployment) -> None:
     assert again.model_extra["metrics"]
 
 
-def test_usage_comes_with_every_stream(thinking: Deployment) -> None:
+def test_usage_comes_with_every_stream(thinking):
     chunks = list(ask(thinking, stream=True))
     assert chunks[-1].usage.completion_tokens > 0
 
 
 @pytest.mark.parametrize("budget", [0, 5])
-def test_thoughts_end_at_their_budget(thinking: Deployment, budget: int) -> None:
-    asked: dict[str, Any] = {"chat_template_kwargs": {"opening": BEGIN}, "return_token_ids": True}
+def test_thoughts_end_at_their_budget(thinking, budget):
+    asked = {"chat_template_kwargs": {"opening": BEGIN}, "return_token_ids": True}
     asked["ignore_eos"] = True
     free = ask(thinking, extra_body=asked).choices[0]
     assert not free.message.content, "the demo model ended its thought"
@@ -93,7 +87,7 @@ def test_thoughts_end_at_their_budget(thinking: Deployment, budget: int) -> None
     assert choice.message.reasoning.endswith(" That will do.")
 
 
-def test_others_reach_vllms_app(thinking: Deployment) -> None:
+def test_others_reach_vllms_app(thinking):
     with httpx.Client(base_url=thinking.url, timeout=CALL_S) as http:
         answer = http.get("/v1/models", headers={"Origin": "https://page.example", "X-Request-Id": "mine"})
         assert answer.headers["x-request-id"] == "mine"
@@ -129,9 +123,7 @@ def test_others_reach_vllms_app(thinking: Deployment) -> None:
         ),
     ],
 )
-def test_a_problem_ends_the_start_with_one_line(
-    folder: Path, command: str, config: dict[str, Any], line: str
-) -> None:
+def test_a_problem_ends_the_start_with_one_line(folder, command, config, line):
     with deployment(folder, **config) as one:
         process = one.start(command, command)
         assert process.wait(60 * PATIENCE) == 1

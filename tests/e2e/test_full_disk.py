@@ -1,7 +1,5 @@
 """A machine whose shared memory is too small for handoffs and whose disk has no room for logs."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness import zygote
-from harness.deployment import MODEL_NAME, START_S, Deployment, Process, deployment
+from harness.deployment import MODEL_NAME, START_S, Process, deployment
 from harness.greedy import GREEDY, token_ids
 from harness.prompts import prompts
 from harness.support import eventually
@@ -21,7 +19,7 @@ SHM_MIB = 4  # enough for the router's and the engine's files, but not for KV
 LOG_KIB = 64
 
 
-def run(arguments: list[str], log_dir: str) -> None:
+def run(arguments, log_dir):
     """Run `baton ARGUMENT ...` with its own /dev/shm and log folder. Called in the forked process."""
     libc = ctypes.CDLL(None, use_errno=True)
     for done in (
@@ -36,7 +34,7 @@ def run(arguments: list[str], log_dir: str) -> None:
     zygote.run_baton(arguments)
 
 
-def answers(one: Deployment) -> list[list[int]]:
+def answers(one):
     found = []
     with one.client() as client:
         for prompt in prompts()[:4]:
@@ -46,7 +44,7 @@ def answers(one: Deployment) -> list[list[int]]:
 
 
 @pytest.mark.timeout(200)
-def test_without_room_all_is_answered(one_pair: Deployment, tmp_path: Path) -> None:
+def test_without_room_all_is_answered(one_pair, tmp_path):
     """The decode worker recomputes prompts."""
     logs = tmp_path / "logs"
     logs.mkdir()

@@ -1,24 +1,19 @@
 """`baton up` with gangs: two workers each that compute a mixture of experts together."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
-import openai
 import pytest
 
 from baton.protos import worker_pb2, worker_pb2_grpc
 from harness import gangs
 from harness.architectures.experts import deepseek_v3
 from harness.architectures.language import prompt
-from harness.deployment import Deployment, deployment
+from harness.deployment import deployment
 from harness.greedy import ask
 from harness.support import CALL_S, PATIENCE, eventually, gone
 
@@ -27,19 +22,19 @@ MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
 GANG = {"data_parallel_size": 2, "expert_parallel": True}
 
 
-def members(one: Deployment) -> set[str]:
+def members(one):
     """Return the ids of the gang's workers, if it is whole."""
     found = {worker["identity"]["worker_id"]: worker["identity"]["gang"] for worker in one.workers("decode")}
     lives = {gang["life"] for gang in found.values()}
     return set(found) if len(found) == 2 and len(lives) == 1 else set()
 
 
-def told(one: Deployment) -> set[str]:
+def told(one):
     """Return the lives of gangs that the decode workers tell a router."""
     lives = set()
     for worker in one.workers("decode"):
         with grpc.insecure_channel(worker["identity"]["address"]) as channel:
-            stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+            stub = worker_pb2_grpc.WorkerStub(channel)
             lives.add(stub.Hello(worker_pb2.HelloRequest(), timeout=CALL_S).identity.gang.life)
     return lives
 
@@ -50,17 +45,17 @@ class Case:
     prompts: list[list[int]]
     expected: list[list[int]]  # a plain engine's answers
 
-    def deployment(self, folder: Path, **config: Any) -> AbstractContextManager[Deployment]:
+    def deployment(self, folder, **config):
         engine = {"model": str(self.model), "tool_call_parser": None} | MTP
         return deployment(folder, engine=engine, **config)
 
-    async def check(self, client: openai.AsyncOpenAI, *numbers: int) -> None:
+    async def check(self, client, *numbers):
         asked = (ask(client, self.prompts[number], len(self.expected[number])) for number in numbers)
         assert await asyncio.gather(*asked) == [self.expected[number] for number in numbers]
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+def case(tmp_path_factory):
     model = tmp_path_factory.mktemp("gangs") / "model"
     deepseek_v3(model)
     prompts = [prompt(number) for number in range(4)]
@@ -73,7 +68,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 @pytest.mark.timeout(300)
-def test_gangs_over_tls_answer_like_one_engine_and_come_back(case: Case, tmp_path: Path) -> None:
+def test_gangs_over_tls_answer_like_one_engine_and_come_back(case, tmp_path):
     fleet = {"prefill_engine": GANG, "decode_engine": GANG}
     security = {"tls": True, "ca": str(tmp_path / "ca")}
     scheduler = {"heartbeat_s": 0.2}  # the long answer shows while it is computed
@@ -82,7 +77,7 @@ def test_gangs_over_tls_answer_like_one_engine_and_come_back(case: Case, tmp_pat
         first = members(one)
         assert first
 
-        async def run() -> None:
+        async def run():
             async with one.async_client() as client:
                 await case.check(client, 1, 2, 3, 1, 2, 3)
                 long = asyncio.create_task(case.check(client, 0))
@@ -116,8 +111,8 @@ def test_gangs_over_tls_answer_like_one_engine_and_come_back(case: Case, tmp_pat
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: four engines on a busy machine")
-def test_a_second_gang_comes_and_goes_with_the_load(case: Case, tmp_path: Path) -> None:
-    config: dict[str, Any] = {
+def test_a_second_gang_comes_and_goes_with_the_load(case, tmp_path):
+    config = {
         "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
         "autoscale": {"mode": "on", "max_prefill": 1, "max_decode": 2, "down_after_s": 3.0},
         "fleet": {"decode_engine": {**GANG, "max_num_seqs": 4}},
@@ -126,17 +121,17 @@ def test_a_second_gang_comes_and_goes_with_the_load(case: Case, tmp_path: Path) 
         one.up(1, 1, 0)
         assert told(one) == {worker["identity"]["gang"]["life"] for worker in one.workers("decode")}
 
-        async def load(client: openai.AsyncOpenAI, until: asyncio.Event) -> None:
+        async def load(client, until):
             while not until.is_set():
                 await case.check(client, 0)
 
-        def computing() -> bool:
+        def computing():
             return sum(bool(worker["load"].get("running")) for worker in one.workers("decode")) == 4
 
-        def log() -> str:
+        def log():
             return one.processes["up"].text
 
-        async def run() -> None:
+        async def run():
             much, all_of_it = asyncio.Event(), asyncio.Event()
             async with one.async_client() as client:
                 tasks = [asyncio.create_task(load(client, much)) for _ in range(14)]
@@ -156,14 +151,14 @@ def test_a_second_gang_comes_and_goes_with_the_load(case: Case, tmp_path: Path) 
         assert "died" not in log()
 
 
-def busy(one: Deployment) -> None:
-    def running() -> bool:
+def busy(one):
+    def running():
         return any(worker["load"].get("running") for worker in one.workers("decode"))
 
     eventually(running, CALL_S, "a decode worker computes", 0.01)
 
 
-def kill_one(one: Deployment, workers: set[str]) -> None:
+def kill_one(one, workers):
     """Kill a member: all must be gone within a second."""
     processes = [one.worker_process(name) for name in sorted(workers)]
     processes[1].kill()
@@ -172,10 +167,10 @@ def kill_one(one: Deployment, workers: set[str]) -> None:
     assert time.monotonic() - began < 1.0 * PATIENCE
 
 
-def again(one: Deployment, before: set[str]) -> set[str]:
+def again(one, before):
     """Wait for the gang's next life."""
 
-    def found() -> set[str]:
+    def found():
         now = members(one)
         return now if not now & before else set()
 

@@ -3,13 +3,8 @@
 Answers equal those of stock vLLM.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -18,7 +13,7 @@ import pytest
 from baton.protos.scheduler_pb2 import ROLE_ENCODE
 from harness.architectures.registry import VISIONS
 from harness.continuation import Comparison, site
-from harness.deployment import MODEL_NAME, Deployment, deployment, idle, stock_vllm
+from harness.deployment import MODEL_NAME, deployment, idle, stock_vllm
 from harness.features import CHAT, Feature
 from harness.greedy import GREEDY, token_ids
 from harness.pictures import data_url, noise, png, saved
@@ -34,12 +29,12 @@ A, B = (data_url(saved(noise(seed))) for seed in (1, 2))
 TEXT = "Tell me what this is, and do so at some length, please, so that it is long."
 
 
-def turn(*images: str, text: str = TEXT) -> dict[str, Any]:
-    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": one}} for one in images]
+def turn(*images, text=TEXT):
+    parts = [{"type": "image_url", "image_url": {"url": one}} for one in images]
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
-def reply(text: str) -> dict[str, Any]:
+def reply(text):
     return {"role": "assistant", "content": text}
 
 
@@ -57,7 +52,7 @@ ASKED = {
 }
 
 
-def encoded() -> dict[str, list[dict[str, Any]]]:
+def encoded():
     """Return conversations with images that no prefix cache has, so that an encode worker computes them.
 
     Where an image comes after other text than before, its KV is not cached, but its embeddings are kept.
@@ -80,26 +75,24 @@ ENCODED = encoded()
 VICTIMS = ("encode", "prefill", "decode")
 
 
-async def ask(client: openai.AsyncOpenAI, messages: list[dict[str, Any]], tokens: int = TOKENS) -> list[int]:
+async def ask(client, messages, tokens=TOKENS):
     done = await client.chat.completions.create(
         model=MODEL_NAME,
-        messages=messages,  # type: ignore[arg-type]
+        messages=messages,
         max_tokens=tokens,
         **GREEDY,
     )
     return token_ids(done)
 
 
-async def answers(
-    client: openai.AsyncOpenAI, asked: dict[str, list[dict[str, Any]]] = ASKED
-) -> dict[str, list[int]]:
+async def answers(client, asked=ASKED):
     """Ask one after another, so that what is cached is the same everywhere."""
     async with client:
         return {name: await ask(client, messages) for name, messages in asked.items()}
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
+def expected(tmp_path_factory):
     """Return stock vLLM's answers."""
     folder, model = tmp_path_factory.mktemp("stock"), str(MODEL.target(MODEL.checkpoint()))
     with stock_vllm(folder, {"VLLM_CPU_OMP_THREADS_BIND": "0"}, model=model) as (url, _):
@@ -108,9 +101,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployed(tmp_path_factory):
     folder = MODEL.checkpoint()
-    config: dict[str, Any] = {
+    config = {
         "engine": {
             "model": str(MODEL.target(folder)),
             "speculative_config": MODEL.speculative(folder),
@@ -126,7 +119,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 @pytest.mark.timeout(300)
-async def test_token_for_token(deployed: Deployment, expected: dict[str, list[int]]) -> None:
+async def test_token_for_token(deployed, expected):
     found = await answers(deployed.async_client())
     assert [name for name in ASKED if found[name] != expected[name]] == []
     assert len({tuple(expected[name]) for name in ASKED}) == len(ASKED) - 2  # A comes three times
@@ -135,7 +128,7 @@ async def test_token_for_token(deployed: Deployment, expected: dict[str, list[in
 
 
 @pytest.mark.timeout(120)
-async def test_many_at_once(deployed: Deployment, expected: dict[str, list[int]]) -> None:
+async def test_many_at_once(deployed, expected):
     async with deployed.async_client() as client:
         found = await asyncio.gather(*(ask(client, messages) for messages in ASKED.values()))
     assert dict(zip(ASKED, found, strict=True)) == {name: expected[name] for name in ASKED}
@@ -143,7 +136,7 @@ async def test_many_at_once(deployed: Deployment, expected: dict[str, list[int]]
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("role", ["decode", "prefill"])
-async def test_a_worker_dies_in_the_answer(deployed: Deployment, role: str) -> None:
+async def test_a_worker_dies_in_the_answer(deployed, role):
     eventually(lambda: deployed.workers("prefill") and deployed.workers("decode"), BACK_S, "1P1D is ready")
     victim = deployed.worker_process(deployed.worker(role)["identity"]["worker_id"])
     messages = ASKED["A, B"]
@@ -151,12 +144,12 @@ async def test_a_worker_dies_in_the_answer(deployed: Deployment, role: str) -> N
         whole = await ask(client, messages, LONG)
         stream = await client.chat.completions.create(
             model=MODEL_NAME,
-            messages=messages,  # type: ignore[arg-type]
+            messages=messages,
             max_tokens=LONG,
             stream=True,
             **GREEDY,
         )
-        ids: list[int] = []
+        ids = []
         async for event in stream:
             for choice in event.choices:
                 ids += (choice.model_extra or {}).get("token_ids") or []
@@ -168,14 +161,14 @@ async def test_a_worker_dies_in_the_answer(deployed: Deployment, role: str) -> N
 
 
 @pytest.mark.timeout(120)
-def test_every_api_refuses_by_name(deployed: Deployment) -> None:
+def test_every_api_refuses_by_name(deployed):
     """Hostile files on all APIs; tests/services/router/media has the whole set."""
     bomb, cut, held = data_url(png(13_000, 13_000)), A[:-400], "baton_router_image_pixels"
 
-    def chat(part: dict[str, Any]) -> dict[str, Any]:
+    def chat(part):
         return {"messages": [turn(A), reply("?"), {"role": "user", "content": [part]}]}
 
-    def image(url: str) -> dict[str, Any]:
+    def image(url):
         return chat({"type": "image_url", "image_url": {"url": url}})
 
     source = {"type": "base64", "media_type": "image/png", "data": bomb.partition(",")[2]}
@@ -226,23 +219,21 @@ def test_every_api_refuses_by_name(deployed: Deployment) -> None:
 
 
 @pytest.fixture(scope="module")
-def with_encoder(deployed: Deployment) -> Deployment:
+def with_encoder(deployed):
     """Add an encode worker."""
     deployed.start("node", "node", "--encode", "1", "--log-dir", str(deployed.folder / "node"))
     deployed.worker("encode")
     return deployed
 
 
-def computed(one: Deployment) -> dict[str, float]:
+def computed(one):
     """Return how many images were computed, by where."""
     name = "baton_router_images_computed_total"
     return {found.labels["where"]: found.value for found in samples(one.url) if found.name == name}
 
 
 @pytest.mark.timeout(120)
-async def test_an_encode_worker_computes_images(
-    with_encoder: Deployment, expected: dict[str, list[int]]
-) -> None:
+async def test_an_encode_worker_computes_images(with_encoder, expected):
     before, wanted = computed(with_encoder), [name for name in ENCODED if name not in VICTIMS]
     found = await answers(with_encoder.async_client(), {name: ENCODED[name] for name in wanted})
     assert [name for name in wanted if found[name] != expected[name]] == []
@@ -254,7 +245,7 @@ async def test_an_encode_worker_computes_images(
     assert kept["images"] == 2
     assert int(kept["computed"]) == 2
 
-    def counted() -> bool:
+    def counted():
         """Return whether the scheduler knows what autoscaling needs."""
         described = with_encoder.describe()
         [counts] = [one.load.counts for one in described.workers if one.identity.role == ROLE_ENCODE]
@@ -266,9 +257,7 @@ async def test_an_encode_worker_computes_images(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("role", VICTIMS)
-async def test_a_worker_dies_before_the_answer(
-    with_encoder: Deployment, expected: dict[str, list[int]], role: str
-) -> None:
+async def test_a_worker_dies_before_the_answer(with_encoder, expected, role):
     """Kill it while it has the request. What it did is done by others."""
     for each in VICTIMS:
         with_encoder.worker(each)
@@ -277,7 +266,7 @@ async def test_a_worker_dies_before_the_answer(
         victim.suspend()
         asking = asyncio.create_task(ask(client, ENCODED[role]))
 
-        async def booked() -> bool:
+        async def booked():
             status = [
                 one
                 for one in with_encoder.describe().workers
@@ -291,7 +280,7 @@ async def test_a_worker_dies_before_the_answer(
     eventually(lambda: idle(with_encoder), BACK_S, "nothing is left")
 
 
-def test_an_encode_worker_drains_at_once(with_encoder: Deployment) -> None:
+def test_an_encode_worker_drains_at_once(with_encoder):
     """Embeddings stay for half a minute after their last use, but nobody waits for these."""
     assert with_encoder.processes["node"].end(15.0) == 0
 
@@ -304,14 +293,14 @@ PHASES = ("0e", "1e", "2e", "3e", "0", "0p", "1p")
 CLEAR = (31, 53, 106, 116, 24, 64, 139)
 
 
-def new(number: int, _: str) -> dict[str, Any]:
+def new(number, _):
     images = (data_url(saved(noise(CLEAR[number] + one))) for one in (0, 1))
     return {"messages": [turn(*images)], "ignore_eos": True}
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", list(VISIONS) if WHOLE else ["smolvlm"])
-async def test_goes_on_at_every_position(name: str, tmp_path: Path) -> None:
+async def test_goes_on_at_every_position(name, tmp_path):
     """WHOLE_TABLE=1 tests all families, and all positions."""
     model = VISIONS[name]
     plain = Feature("plain", "/v1/completions", {"prompt": TEXT})

@@ -6,8 +6,6 @@ is the checkout at the image's path, and users are the manifests'. The copied ho
 not tested here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,16 +13,15 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from harness import dockerfile
 from harness.deployment import MODEL_NAME
-from harness.netns import Host, Network, User, why_not
+from harness.netns import Network, User, why_not
 from harness.support import CALL_S, PYTHON, ROOT, eventually
-from tests.deploy.manifests import FIELDS, PAGE, Manifests, Workload, render
+from tests.deploy.manifests import FIELDS, PAGE, Manifests, render
 
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 IMAGE = dockerfile.workdir()
@@ -45,14 +42,14 @@ esac; done
 class Cluster:
     """One pod of each workload of an overlay."""
 
-    def __init__(self, network: Network, folder: Path) -> None:
+    def __init__(self, network, folder):
         self.network = network
         self.folder = folder
         self.secrets = folder / "secrets"
         self.manifests = Manifests(render("cpu"))
-        self.hosts: dict[str, Host] = {}
+        self.hosts = {}
 
-    def make_secrets(self) -> None:
+    def make_secrets(self):
         """Run the documentation's commands for the Secrets."""
         (block,) = [
             one for one in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if "ca init" in one
@@ -69,7 +66,7 @@ class Cluster:
         }
         subprocess.run(["bash", "-ec", script], env=environment, cwd=tools, check=True, timeout=CALL_S)
 
-    def start(self, name: str) -> None:
+    def start(self, name):
         """Start a pod: its volumes, its init containers except `home`, its container."""
         one = self.manifests.workload(name)
         host_name, service = NAMES.get(name, (name, name))
@@ -85,7 +82,7 @@ class Cluster:
             cwd = Path(IMAGE) if one.is_ours else None
             host.start(one.container["command"], env=self.environment(name), cwd=cwd, out=out)
 
-    def environment(self, name: str) -> dict[str, str]:
+    def environment(self, name):
         """Return a container's variables: the image's and the manifest's, with its address and name."""
         one, host = self.manifests.workload(name), self.hosts[name]
         image = dockerfile.environment(BASE_PATH) if one.is_ours else {"PATH": BASE_PATH}
@@ -95,7 +92,7 @@ class Cluster:
         own = {key: here.get(value, value) for key, value in one.environment.items()}
         return {**image, "HOME": f"/home/{dockerfile.user()}", "HOSTNAME": host.name, **own}
 
-    def ready(self, name: str) -> bool:
+    def ready(self, name):
         """Run the manifest's readiness probe."""
         probe = self.manifests.workload(name).container["readinessProbe"]
         if "exec" in probe:
@@ -109,25 +106,24 @@ class Cluster:
         except OSError:
             return False
 
-    def wait_ready(self, name: str) -> None:
+    def wait_ready(self, name):
         eventually(lambda: self.ready(name), START_S, f"{name} is ready", every_s=1.0)
 
-    def run(self, name: str, *command: str) -> subprocess.CompletedProcess[str]:
+    def run(self, name, *command):
         """Run a command in a pod, as `kubectl exec` does."""
         cwd = Path(IMAGE) if self.manifests.workload(name).is_ours else None
         return self.hosts[name].run(command, CALL_S, env=self.environment(name), cwd=cwd)
 
-    def ask(self, body: Mapping[str, object]) -> str:
+    def ask(self, body):
         """Return the answer to a chat request with the first client key."""
         key = (self.secrets / "router" / "keys").read_text().split()[0]
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         url = f"http://{self.hosts['router'].address}:8000/v1/chat/completions"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         with self.network.inside(), urllib.request.urlopen(request, timeout=CALL_S) as answer:
-            text: str = json.loads(answer.read())["choices"][0]["message"]["content"]
-        return text
+            return json.loads(answer.read())["choices"][0]["message"]["content"]
 
-    def _volumes(self, one: Workload) -> str:
+    def _volumes(self, one):
         """Return shell commands that mount the image and all containers' volumes."""
         lines = ["mount -t tmpfs -o mode=755 tmpfs /home", "mount -t tmpfs -o mode=755 tmpfs /opt"]
         lines += ["mount -t tmpfs -o mode=755 tmpfs /run", "mkdir /opt/volumes"]
@@ -160,7 +156,7 @@ pytestmark = pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHO
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory):
     if why := why_not():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("kubernetes")
@@ -179,7 +175,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.timeout(400)
-def test_a_request_is_answered_over_tls(cluster: Cluster) -> None:
+def test_a_request_is_answered_over_tls(cluster):
     prompt = "Tell me a long story about a lighthouse, a storm and the people who wait for a ship. " * 6
     message = {"role": "user", "content": prompt}
     body = {"model": MODEL_NAME, "messages": [message], "max_tokens": 16, "temperature": 0}
@@ -193,7 +189,7 @@ def test_a_request_is_answered_over_tls(cluster: Cluster) -> None:
 
 
 @pytest.mark.timeout(100)
-def test_clients_without_a_certificate_learn_nothing(cluster: Cluster) -> None:
+def test_clients_without_a_certificate_learn_nothing(cluster):
     plain = "env", "-u", "BATON_SECURITY__TLS", "-u", "BATON_SECURITY__CA"
     done = cluster.run("ca", *plain, "baton", "status", "--scheduler", "scheduler-0.scheduler:7400")
     assert done.returncode != 0

@@ -4,14 +4,10 @@ Both workers can always reach the router and the scheduler, so every request is 
 as one engine, even while the wire is cut.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import openai
 import pytest
@@ -21,7 +17,7 @@ from harness.greedy import token_ids
 from harness.links import Wire, why_not
 from harness.prompts import prompts
 from harness.support import CALL_S, PATIENCE, eventually
-from harness.wired import Wired, wired
+from harness.wired import wired
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 MAX_TOKENS = 24
@@ -40,16 +36,16 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wired]:
+def deployed(tmp_path_factory):
     scheduler = {"heartbeat_s": 0.2, "worker_lease_s": LEASE_S, "idle_decode_tokens": 0}
     with wired(tmp_path_factory.mktemp("links"), {"scheduler": scheduler}) as one:
         yield one
 
 
-async def ask(url: str, asked: list[list[int]], **body: Any) -> list[Told]:
+async def ask(url, asked, **body):
     slots = asyncio.Semaphore(CLIENTS)
 
-    async def one(client: openai.AsyncOpenAI, prompt: list[int]) -> Told:
+    async def one(client, prompt):
         async with slots:
             done = await client.completions.create(
                 model=MODEL_NAME,
@@ -67,7 +63,7 @@ async def ask(url: str, asked: list[list[int]], **body: Any) -> list[Told]:
         return list(await asyncio.gather(*(one(client, prompt) for prompt in asked)))
 
 
-def through(one: Wired, asked: list[list[int]]) -> list[Told]:
+def through(one, asked):
     """Ask the deployment with a new cache salt, so that every prompt is computed."""
     salt = f"{one.links.counts()['passed']}"
     with one.network.inside():
@@ -76,13 +72,11 @@ def through(one: Wired, asked: list[list[int]]) -> list[Told]:
 
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: a cut takes its time")
 @pytest.mark.timeout(300)
-def test_nothing_is_lost_while_prefill_and_decode_do_not_reach_each_other(
-    deployed: Wired, reference: str
-) -> None:
+def test_nothing_is_lost_while_prefill_and_decode_do_not_reach_each_other(deployed, reference):
     asked = prompts()[::9][:12]
     expected = [told.tokens for told in asyncio.run(ask(reference, asked))]
 
-    def right(told: list[Told]) -> list[Told]:
+    def right(told):
         assert [one.tokens for one in told] == expected[: len(told)]
         return told
 
@@ -99,7 +93,7 @@ def test_nothing_is_lost_while_prefill_and_decode_do_not_reach_each_other(
         right(through(deployed, asked[:4]))
     deployed.links.be(Wire())
 
-    def joined() -> bool:
+    def joined():
         return through(deployed, asked[:1])[0].prefilled_by == "prefill-0"
 
     eventually(joined, 30, "KV is handed over again", every_s=0.2)

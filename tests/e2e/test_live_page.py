@@ -1,20 +1,15 @@
 """The live page in a real browser, under load and a kill, shows the deployment's true state."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.services.overview.workers import COLUMNS
 from harness.browser import browser_page, why_not
-from harness.deployment import Deployment, deployment
+from harness.deployment import deployment
 from harness.greedy import ask
 from harness.live_page import live_page
 from harness.prompts import prompts
@@ -30,20 +25,20 @@ TAKE = "TAKE_SCREENSHOTS"  # environment variable that updates the documentation
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def watched(tmp_path_factory):
     """Start 1P2D with a live page."""
     listen = f"127.0.0.1:{free_port()}"
-    settings: dict[str, Any] = {"scheduler": {"heartbeat_s": 0.2}, "ops": {"listen": listen}}
+    settings = {"scheduler": {"heartbeat_s": 0.2}, "ops": {"listen": listen}}
     with deployment(tmp_path_factory.mktemp("watched"), **settings) as one:
         yield one.up(1, 2)
 
 
-async def shot(page: Any, name: str) -> None:
+async def shot(page, name):
     if os.environ.get(TAKE):
         await page.screenshot(path=str(FIGURES / f"live-page-{name}.png"))
 
 
-def of_scheduler(one: Deployment) -> dict[str, str]:
+def of_scheduler(one):
     """Return each worker's role according to the scheduler."""
     return {
         worker.identity.worker_id: pb.Role.Name(worker.identity.role).removeprefix("ROLE_").lower()
@@ -51,7 +46,7 @@ def of_scheduler(one: Deployment) -> dict[str, str]:
     }
 
 
-async def on_page(page: Any) -> dict[str, str]:
+async def on_page(page):
     """Return each worker that the page shows as present, with its label."""
     shown = await page.eval_on_selector_all(
         "[data-worker]:not(.gone)",
@@ -60,10 +55,10 @@ async def on_page(page: Any) -> dict[str, str]:
     return dict(shown)
 
 
-async def until_same(page: Any, one: Deployment) -> None:
+async def until_same(page, one):
     """Wait until the page shows the scheduler's workers with their roles."""
 
-    async def same() -> bool:
+    async def same():
         shown, known = await on_page(page), of_scheduler(one)
         return shown.keys() == known.keys() and all(role in shown[name] for name, role in known.items())
 
@@ -71,7 +66,7 @@ async def until_same(page: Any, one: Deployment) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_load_a_kill_and_an_operator(watched: Deployment) -> None:
+async def test_load_a_kill_and_an_operator(watched):
     url = f"http://{watched.config['ops']['listen']}/ops"
     async with (
         browser_page(viewport={"width": 1400, "height": 900}) as (page, problems),
@@ -85,7 +80,7 @@ async def test_load_a_kill_and_an_operator(watched: Deployment) -> None:
             asyncio.create_task(ask(client, prompts()[number * 4], max_tokens=150)) for number in range(6)
         ]
 
-        async def decodes() -> bool:
+        async def decodes():
             return any(
                 one.load.running for one in watched.describe().workers if one.identity.role == pb.ROLE_DECODE
             )
@@ -125,7 +120,7 @@ async def test_load_a_kill_and_an_operator(watched: Deployment) -> None:
 
 
 @pytest.mark.timeout(90)
-async def test_a_thousand_workers_stay_readable(tmp_path: Path) -> None:
+async def test_a_thousand_workers_stay_readable(tmp_path):
     draw = random.Random(7)
     roles = [pb.ROLE_PREFILL] * 390 + [pb.ROLE_ENCODE] * 10 + [pb.ROLE_DECODE] * 600
     names = [f"{pb.Role.Name(role)[5:].lower()}-{number}" for number, role in enumerate(roles)]
@@ -135,7 +130,7 @@ async def test_a_thousand_workers_stay_readable(tmp_path: Path) -> None:
         await page.goto(f"{live.url}/ops")
         await page.wait_for_selector("[data-worker]", timeout=WAIT_MS)
 
-        async def all_shown() -> bool:
+        async def all_shown():
             return len(await on_page(page)) == len(names)
 
         await until(all_shown, WAIT_S)
@@ -143,14 +138,14 @@ async def test_a_thousand_workers_stay_readable(tmp_path: Path) -> None:
         assert wide <= 390  # no sideways scrolling on a phone
         await page.fill("input[aria-label='search workers']", "decode-99")
 
-        async def found() -> bool:
+        async def found():
             return set(await on_page(page)) == {name for name in names if "decode-99" in name}
 
         await until(found, WAIT_S)
         assert not problems
 
 
-def test_each_column_is_used() -> None:
+def test_each_column_is_used():
     """Every column that is sent is used by the page."""
     static = ROOT / "services" / "router" / "ops" / "static"
     text = "".join(path.read_text() for path in static.glob("*.js"))

@@ -1,26 +1,22 @@
 """Two models at one address: `baton up` starts both fleets, and one serves while the other is dead."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import openai
 import psutil
 import pytest
 
-from harness.deployment import MODEL, Deployment, deployment, status_of
+from harness.deployment import MODEL, deployment, status_of
 from harness.support import eventually, free_port
 
-QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 START_S = 30.0
 
 
 @pytest.fixture
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def two(tmp_path_factory):
     """Serve the demo model with drafts by a prefill and a decode worker, and without by a mixed one."""
-    models: dict[str, Any] = {
+    models = {
         "drafting": {"prefill": 1, "decode": 1},
         "plain": {
             "mixed": 1,
@@ -32,14 +28,14 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield one.up()
 
 
-def ask(client: openai.OpenAI, model: str) -> str:
+def ask(client, model):
     answer = client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=12)
     assert answer.model == model
     return answer.choices[0].message.content or ""
 
 
 @pytest.mark.timeout(240)
-def test_one_address_serves_both_and_one_while_the_other_is_dead(two: Deployment) -> None:
+def test_one_address_serves_both_and_one_while_the_other_is_dead(two):
     client = two.client()
     assert [one.id for one in client.models.list().data] == ["drafting", "plain"]
     before = {name: ask(client, name) for name in ("drafting", "plain")}

@@ -1,7 +1,5 @@
 """harness/netns.py: hosts are isolated, and nothing remains afterwards."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -17,7 +15,7 @@ from harness.support import ROOT, eventually
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
 
-def test_hosts_reach_each_other_and_share_nothing_else(tmp_path: Path) -> None:
+def test_hosts_reach_each_other_and_share_nothing_else(tmp_path):
     with Network(tmp_path) as network:
         a = network.host("a", shm_mib=3)
         b = network.host("b", ["sleep", "infinity"], service="store", user=User(54321))
@@ -42,7 +40,7 @@ def test_hosts_reach_each_other_and_share_nothing_else(tmp_path: Path) -> None:
         assert server.poll() is not None
 
 
-def test_nothing_outlives_a_killed_test(tmp_path: Path) -> None:
+def test_nothing_outlives_a_killed_test(tmp_path):
     script = f"""
 from pathlib import Path
 from harness.netns import Network

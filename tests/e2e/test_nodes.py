@@ -1,15 +1,11 @@
 """Prefill with tensor, decode with data and expert parallelism, each over two hosts, with mutual TLS."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import openai
 import psutil
@@ -44,33 +40,32 @@ class Spread:
     processes: dict[str, Forked] = field(default_factory=dict)
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://{self.hosts[0].address}:8000"
 
-    def start(self, name: str, host: int, *command: str, **more: Any) -> Forked:
+    def start(self, name, host, *command, **more):
         line = [*command, "--config", str(self.folder / "baton.yaml")]
-        arguments: dict[str, Any] = {"pid": self.hosts[host].pid, "arguments": line} | more
+        arguments = {"pid": self.hosts[host].pid, "arguments": line} | more
         process = zygote.shared().start(name, "harness.wired:run_inside", self.folder, **arguments)
         self.processes[name] = process
         return process
 
-    def start_gang(self, gang: str, command: tuple[str, ...]) -> None:
+    def start_gang(self, gang, command):
         """Start a member on each host, as by hand."""
         for rank in (0, 1):
             own = ("--gang", gang, "--gang-rank", str(rank), "--worker-id", f"{gang}.r{rank}")
             forks_ranks = "--tensor-parallel-size" in command
             self.start(f"{gang}.r{rank}", rank, *command, *own, "--cpu", str(rank), forks_ranks=forks_ranks)
 
-    def status(self) -> dict[str, Any]:
+    def status(self):
         line = ("status", "--json", "--config", str(self.folder / "baton.yaml"))
         done = zygote.shared().command(*line, host=self.hosts[0].pid)
-        found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
-        return found
+        return json.loads(done.stdout) if done.returncode == 0 else {}
 
-    def wait_ready(self, *names: str, but: tuple[str, ...] = ()) -> list[str]:
+    def wait_ready(self, *names, but=()):
         """Wait for ready workers of these names, other than those with the ids `but`. Return all ids."""
 
-        def look() -> list[str]:
+        def look():
             for name, process in self.processes.items():
                 assert name not in {*names, "up", "node"} or process.poll() is None, process.text[-3000:]
             workers = self.status().get("workers", [])
@@ -80,7 +75,7 @@ class Spread:
 
         return eventually(look, START_S, f"{names} are ready; logs in {self.folder}", every_s=0.5)
 
-    def dies_with(self, gang: str, rank: int) -> None:
+    def dies_with(self, gang, rank):
         """Kill a member. The other must be gone within a second."""
         members = [self.processes[f"{gang}.r{number}"] for number in (0, 1)]
         members[rank].kill()
@@ -90,7 +85,7 @@ class Spread:
 
 
 @contextmanager
-def spread(folder: Path, model: Path) -> Iterator[Spread]:
+def spread(folder, model):
     """Make the hosts and the configuration."""
     with Network(folder / "hosts") as network:
         hosts = [network.host(name, shm_mib=512) for name in ("first", "second")]
@@ -124,14 +119,14 @@ class Asking:
     client: openai.OpenAI
     expected: list[list[int]]
 
-    def check(self, number: int) -> None:
+    def check(self, number):
         asked = {"model": MODEL_NAME, "prompt": PROMPTS[number], "max_tokens": WRITTEN}
         done = self.client.completions.create(**asked, **GREEDY)
         assert token_ids(done) == self.expected[number][:WRITTEN]
 
-    def stream(self, half_way: Callable[[], None]) -> None:
+    def stream(self, half_way):
         """Stream the long answer, and do something in the middle of it."""
-        found: list[int] = []
+        found = []
         asked = {"model": MODEL_NAME, "prompt": PROMPTS[0], "max_tokens": LONG, "stream": True}
         for chunk in self.client.completions.create(**asked, **GREEDY):
             before = len(found)
@@ -142,7 +137,7 @@ class Asking:
 
 
 @contextmanager
-def asking(one: Spread, expected: list[list[int]]) -> Iterator[Asking]:
+def asking(one, expected):
     with (
         one.network.inside(),
         openai.OpenAI(base_url=f"{one.url}/v1", api_key="none", timeout=CALL_S, max_retries=0) as client,
@@ -151,14 +146,14 @@ def asking(one: Spread, expected: list[list[int]]) -> Iterator[Asking]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nodes") / "model"
     deepseek_v3(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path) -> list[list[int]]:
+def expected(model):
     names = [str(number) for number in range(len(PROMPTS))]
     with gangs.Gang(gangs.Options(model, size=1)) as plain:
         for name, tokens in zip(names, PROMPTS, strict=True):
@@ -167,7 +162,7 @@ def expected(model: Path) -> list[list[int]]:
     return [found[name] for name in names]
 
 
-def test_streams_survive_the_end_of_a_member(model: Path, expected: list[list[int]], tmp_path: Path) -> None:
+def test_streams_survive_the_end_of_a_member(model, expected, tmp_path):
     with spread(tmp_path, model) as one:
         one.start("scheduler", 0, "scheduler")
         one.start("router", 0, "router")
@@ -184,7 +179,7 @@ def test_streams_survive_the_end_of_a_member(model: Path, expected: list[list[in
             one.dies_with("prefill-0", 1)
 
 
-def test_a_limb_that_never_comes(model: Path, tmp_path: Path) -> None:
+def test_a_limb_that_never_comes(model, tmp_path):
     with spread(tmp_path, model) as one:
         one.start("scheduler", 0, "scheduler")
         wait = {"baton.services.worker.gang:MEET_S": 2.0}
@@ -194,7 +189,7 @@ def test_a_limb_that_never_comes(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: everything starts twice")
-def test_supervisors_restart_both_parts(model: Path, expected: list[list[int]], tmp_path: Path) -> None:
+def test_supervisors_restart_both_parts(model, expected, tmp_path):
     """`baton up` runs the first host, `baton node` the second."""
     with spread(tmp_path, model) as one:
         fleet = ("--prefill", "1", "--decode", "1", "--log-dir")

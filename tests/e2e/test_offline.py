@@ -1,7 +1,5 @@
 """Offline use with real engines: the same answers in every mode, and nothing lost or left running."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,16 +8,13 @@ import signal
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 
 from baton import pipeline
 from baton.services.offline.errors import DeploymentEnded
-from baton.services.offline.pipeline import Pipeline
 from harness import zygote
 from harness.deployment import ENGINE, MODEL_NAME
 from harness.support import CALL_S, PATIENCE, eventually, family, gone
@@ -27,17 +22,17 @@ from harness.support import CALL_S, PATIENCE, eventually, family, gone
 MODEL = ENGINE["model"]
 SETTINGS = {key: value for key, value in ENGINE.items() if key != "model"}
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
-PROMPTS: list[Any] = ["def main(", [5, 6, 7, 8, 9], CHAT, "Once upon a time " * 20, *(["import os"] * 4)]
+PROMPTS = ["def main(", [5, 6, 7, 8, 9], CHAT, "Once upon a time " * 20, *(["import os"] * 4)]
 LINES = 48  # lines of a batch
 FLAGS = [
     *("--model", str(MODEL), "--dtype", "float32", "--served-model-name", MODEL_NAME),
     *("--max-model-len", "1024", "--kv-cache-gib", "0.25", "--max-num-seqs", "8"),
 ]
-GREEDY: dict[str, Any] = {"max_tokens": 16, "temperature": 0}
+GREEDY = {"max_tokens": 16, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Pipeline]:
+def pair():
     with pipeline(MODEL, prefill=1, decode=1, **SETTINGS) as pipe:
         yield pipe
         everything = family(pipe.deployment.pid)
@@ -49,7 +44,7 @@ def pair() -> Iterator[Pipeline]:
 
 
 @pytest.mark.timeout(180)
-def test_answers_come_in_the_order_of_their_prompts(pair: Pipeline) -> None:
+def test_answers_come_in_the_order_of_their_prompts(pair):
     answers = pair(PROMPTS, **GREEDY)
     assert [one.index for one in answers] == list(range(len(PROMPTS)))
     assert answers[2].text == "The capital of France is Paris."
@@ -57,10 +52,10 @@ def test_answers_come_in_the_order_of_their_prompts(pair: Pipeline) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_the_same_answers_over_http(pair: Pipeline) -> None:
+def test_the_same_answers_over_http(pair):
     own = pair.deployment
     with openai.OpenAI(base_url=f"{own.url}/v1", api_key=own.api_key, timeout=CALL_S) as client:
-        chat = client.chat.completions.create(model=MODEL_NAME, messages=CHAT, **GREEDY)  # type: ignore[arg-type]
+        chat = client.chat.completions.create(model=MODEL_NAME, messages=CHAT, **GREEDY)
         text = client.completions.create(model=MODEL_NAME, prompt="def main(", **GREEDY)
     assert pair(CHAT, **GREEDY).text == chat.choices[0].message.content
     assert pair("def main(", **GREEDY).text == text.choices[0].text
@@ -72,9 +67,9 @@ def test_the_same_answers_over_http(pair: Pipeline) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_stream_is_the_same_in_pieces(pair: Pipeline) -> None:
-    tokens: dict[int, list[int]] = defaultdict(list)
-    texts: dict[int, str] = defaultdict(str)
+def test_a_stream_is_the_same_in_pieces(pair):
+    tokens = defaultdict(list)
+    texts = defaultdict(str)
     ends = Counter[str]()
     for piece in pair.stream(PROMPTS, **GREEDY):
         tokens[piece.index] += piece.token_ids
@@ -87,7 +82,7 @@ def test_a_stream_is_the_same_in_pieces(pair: Pipeline) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_prompt_that_fails_is_alone(pair: Pipeline) -> None:
+def test_a_prompt_that_fails_is_alone(pair):
     good, wrong, last = pair(["def main(", "x " * 3000, "import"], **GREEDY)
     assert good.text
     assert last.text
@@ -97,7 +92,7 @@ def test_a_prompt_that_fails_is_alone(pair: Pipeline) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_several_answers_with_logprobs(pair: Pipeline) -> None:
+def test_several_answers_with_logprobs(pair):
     one = pair(CHAT, n=2, temperature=1, seed=7, logprobs=2, max_tokens=5)
     assert len(one.choices) == 2
     assert one.completion_tokens == sum(len(choice.token_ids) for choice in one.choices)
@@ -106,7 +101,7 @@ def test_several_answers_with_logprobs(pair: Pipeline) -> None:
         assert [len(token.top) >= 2 for token in choice.logprobs] == [True] * len(choice.token_ids)
 
 
-def line(number: int, prompt: Any) -> str:
+def line(number, prompt):
     """Return a batch's request."""
     path, asked = ("chat/completions", "messages") if prompt is CHAT else ("completions", "prompt")
     body = {asked: prompt, "ignore_eos": True, **GREEDY}
@@ -115,7 +110,7 @@ def line(number: int, prompt: Any) -> str:
 
 
 @pytest.fixture
-def ctrl_c_interrupts() -> Iterator[None]:
+def ctrl_c_interrupts():
     """Handle SIGINT even if the shell that started pytest ignored it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -124,8 +119,8 @@ def ctrl_c_interrupts() -> Iterator[None]:
 
 @pytest.mark.timeout(180)
 @pytest.mark.usefixtures("ctrl_c_interrupts")
-def test_ctrl_c_ends_the_requests_alone(pair: Pipeline) -> None:
-    endless: dict[str, Any] = {"max_tokens": 1000, "ignore_eos": True}
+def test_ctrl_c_ends_the_requests_alone(pair):
+    endless = {"max_tokens": 1000, "ignore_eos": True}
     first = next(iter(pair.stream("def main(", **endless)))  # leaving the loop
     assert first.token_ids
     interrupt = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -139,7 +134,7 @@ def test_ctrl_c_ends_the_requests_alone(pair: Pipeline) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_killed_batch_loses_and_doubles_nothing(pair: Pipeline, tmp_path: Path) -> None:
+def test_a_killed_batch_loses_and_doubles_nothing(pair, tmp_path):
     """A killed batch's deployment ends with it, and `pair` answers the remaining requests in the same way."""
     requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     requests.write_text("".join(line(number, PROMPTS[number % len(PROMPTS)]) for number in range(LINES)))
@@ -149,7 +144,7 @@ def test_a_killed_batch_loses_and_doubles_nothing(pair: Pipeline, tmp_path: Path
     )
     try:
 
-        def some() -> bool:
+        def some():
             assert process.poll() is None, process.text
             return answers.exists() and answers.read_bytes().count(b"\n") >= 12
 
@@ -167,7 +162,7 @@ def test_a_killed_batch_loses_and_doubles_nothing(pair: Pipeline, tmp_path: Path
     again = zygote.shared().baton("again", [*command, *there], tmp_path)
     assert again.wait(CALL_S) == 0, again.text
     assert answers.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
-    texts: dict[int, set[str]] = defaultdict(set)
+    texts = defaultdict(set)
     found = [json.loads(line) for line in answers.read_text().splitlines()]
     for one in found:
         choice = one["response"]["body"]["choices"][0]
@@ -178,7 +173,7 @@ def test_a_killed_batch_loses_and_doubles_nothing(pair: Pipeline, tmp_path: Path
 
 
 @pytest.mark.timeout(180)
-def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_start_says_why(tmp_path):
     (tmp_path / "in.jsonl").write_text(line(0, "x"))
     command = ["batch", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), *FLAGS]
     process = zygote.shared().baton("batch", [*command, "--kv-cache-gib", "0.001"], tmp_path)

@@ -1,33 +1,31 @@
 """Operators' commands against a real deployment: `baton doctor`, `baton log-level`, `baton status`."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 
 import pytest
 
 from baton.handoff import transports
-from baton.services.config import Settings, load
+from baton.services.config import load
 from baton.services.diagnosis.doctor import examine
-from baton.services.diagnosis.finding import Finding, Verdict
-from harness.deployment import MODEL_NAME, Deployment, idle
+from baton.services.diagnosis.finding import Verdict
+from harness.deployment import MODEL_NAME, idle
 from harness.support import CALL_S, eventually
 
 
-def settings_of(one: Deployment) -> Settings:
+def settings_of(one):
     return load(config_file=str(one.config_file))
 
 
-def examined(settings: Settings) -> list[Finding]:
-    async def all_of_it() -> list[Finding]:
+def examined(settings):
+    async def all_of_it():
         return [one async for one in examine(settings)]
 
     return asyncio.run(all_of_it())
 
 
 @pytest.mark.timeout(120)
-def test_the_doctor_finds_a_whole_deployment_well(one_pair: Deployment) -> None:
+def test_the_doctor_finds_a_whole_deployment_well(one_pair):
     found = examined(settings_of(one_pair))
     assert [one for one in found if one.verdict is Verdict.WRONG] == []
     prefill, decode = (one_pair.worker(role)["identity"]["worker_id"] for role in ("prefill", "decode"))
@@ -36,7 +34,7 @@ def test_the_doctor_finds_a_whole_deployment_well(one_pair: Deployment) -> None:
     measured = {one.what.partition(":")[0]: one.what for one in handoffs}
     assert set(measured) == set(transports.usable(None))
     for what in measured.values():
-        speed, size = re.search(r": ([\d,]+) MB/s \(([\d.]+) MB in", what).groups()  # type: ignore[union-attr]
+        speed, size = re.search(r": ([\d,]+) MB/s \(([\d.]+) MB in", what).groups()
         assert int(speed.replace(",", "")) > 1
         assert 1 < float(size) <= 16.8
     clocks = {one.subject: one.what for one in found if one.area == "clock"}
@@ -50,7 +48,7 @@ def test_the_doctor_finds_a_whole_deployment_well(one_pair: Deployment) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_levels_change_without_a_restart(one_pair: Deployment) -> None:
+def test_levels_change_without_a_restart(one_pair):
     """The scheduler changes at once, routers and workers with their next heartbeat."""
     logs = one_pair.folder / "logs"
     said = one_pair.baton("log-level", "all", "debug")
@@ -58,7 +56,7 @@ def test_levels_change_without_a_restart(one_pair: Deployment) -> None:
     decode = one_pair.worker("decode")["identity"]["worker_id"]
     assert decode in said.stdout
 
-    def told(level: str) -> bool:
+    def told(level):
         names = "scheduler", "router", *(path.stem for path in logs.glob("*-0.log"))
         texts = [(logs / f"{name}.log").read_text() for name in names]
         return len(texts) == 4 and all(f"the log level is {level} now" in text for text in texts)
@@ -81,10 +79,10 @@ def test_levels_change_without_a_restart(one_pair: Deployment) -> None:
     assert "use debug, info, warning, error" in one_pair.baton("log-level", "all", "chatty").stderr
 
 
-def test_status_shows_who_prefilled_and_who_decoded(one_pair: Deployment) -> None:
+def test_status_shows_who_prefilled_and_who_decoded(one_pair):
     one_pair.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=12)
 
-    def last() -> list[dict[str, object]]:
+    def last():
         return [past for past in one_pair.status().get("handoffs", []) if past["cost"].get("transport")]
 
     newest = eventually(last, 10, "the request is reported")[0]

@@ -1,10 +1,5 @@
 """A speculative method from another package, used by name."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import openai
 import pytest
 
@@ -24,12 +19,12 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(tmp_path_factory):
     """Return the folder where pip installed the package and its entry point."""
     return install(PACKAGE, tmp_path_factory.mktemp("package"))
 
 
-def answers(url: str, **baton: object) -> tuple[list[list[int]], list[Any]]:
+def answers(url, **baton):
     """Return the token ids of each prompt's greedy answer, and Baton's usage."""
     texts, usages = [], []
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=CALL_S) as client:
@@ -47,7 +42,7 @@ def answers(url: str, **baton: object) -> tuple[list[list[int]], list[Any]]:
 
 
 @pytest.mark.timeout(300)
-def test_it_drafts_and_the_answers_stay_the_same(installed: Path, reference: str, tmp_path: Path) -> None:
+def test_it_drafts_and_the_answers_stay_the_same(installed, reference, tmp_path):
     with deployment(tmp_path, path=installed, engine={"speculative_config": SPEC}) as one:
         found, usages = answers(one.up().url, baton={"usage": True})
     assert found == answers(reference)[0]
@@ -57,7 +52,7 @@ def test_it_drafts_and_the_answers_stay_the_same(installed: Path, reference: str
 
 
 @pytest.mark.timeout(60)
-def test_without_the_package_the_name_is_refused(tmp_path: Path) -> None:
+def test_without_the_package_the_name_is_refused(tmp_path):
     with deployment(tmp_path, engine={"speculative_config": SPEC}) as one:
         process = one.start("up", "up")
         assert process.wait(30 * PATIENCE) != 0

@@ -1,15 +1,11 @@
 """Requests that break an engine's step together with streams: only they fail, and others are served."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import aiohttp
 import pytest
 
-from harness.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
+from harness.deployment import MODEL_NAME, deployment, free_blocks, idle
 from harness.poison import FOLDER, dose
 from harness.support import CALL_S, eventually
 
@@ -21,18 +17,18 @@ KILLED = "died (signal SIGKILL)"  # likewise
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def one(tmp_path_factory):
     with deployment(tmp_path_factory.mktemp("poison"), path=FOLDER) as one:
         yield one.up()
 
 
-def body(number: int, **more: Any) -> dict[str, Any]:
+def body(number, **more):
     prompt = [100 + number, *range(20, 60)]
     given = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     return {"model": MODEL_NAME, "return_token_ids": True, **given, **more}
 
 
-async def _ask(http: aiohttp.ClientSession, asked: dict[str, Any]) -> tuple[int, Any]:
+async def _ask(http, asked):
     """Return the status and the answer's tokens, or the error's text."""
     async with http.post("/v1/completions", json=asked) as response:
         got = await response.json()
@@ -41,14 +37,14 @@ async def _ask(http: aiohttp.ClientSession, asked: dict[str, Any]) -> tuple[int,
         return 200, got["choices"][0]["token_ids"]
 
 
-def ask(one: Deployment, bodies: Sequence[dict[str, Any]], delay_s: float = 0.0) -> list[tuple[int, Any]]:
+def ask(one, bodies, delay_s=0.0):
     """Send all at once, the poisonous ones after `delay_s`."""
 
-    async def run() -> list[tuple[int, Any]]:
+    async def run():
         timeout = aiohttp.ClientTimeout(total=4 * CALL_S)
         async with aiohttp.ClientSession(one.url, timeout=timeout) as http:
 
-            async def send(asked: dict[str, Any]) -> tuple[int, Any]:
+            async def send(asked):
                 if "vllm_xargs" in asked:
                     await asyncio.sleep(delay_s)
                 return await _ask(http, asked)
@@ -59,19 +55,17 @@ def ask(one: Deployment, bodies: Sequence[dict[str, Any]], delay_s: float = 0.0)
 
 
 @pytest.fixture(scope="module")
-def expected(one: Deployment) -> list[tuple[int, Any]]:
+def expected(one):
     found = [ask(one, [body(number)])[0] for number in range(STREAMS)]
     assert {status for status, _ in found} == {200}
     return found
 
 
-def said(one: Deployment) -> str:
+def said(one):
     return one.processes["up"].text
 
 
-def test_streams_continue_beside_requests_that_break_steps(
-    one: Deployment, expected: list[tuple[int, Any]]
-) -> None:
+def test_streams_continue_beside_requests_that_break_steps(one, expected):
     eventually(lambda: idle(one), CALL_S, "the deployment is idle")
     workers, blocks = [one.worker(role)["identity"]["worker_id"] for role in ("prefill", "decode")], None
     blocks = free_blocks(one)
@@ -93,9 +87,7 @@ def test_streams_continue_beside_requests_that_break_steps(
     eventually(lambda: idle(one) and free_blocks(one) == blocks, CALL_S, "all blocks are free again")
 
 
-def test_a_request_that_ends_processes_takes_two_and_uses_up_no_restart(
-    one: Deployment, expected: list[tuple[int, Any]]
-) -> None:
+def test_a_request_that_ends_processes_takes_two_and_uses_up_no_restart(one, expected):
     before = said(one).count(FAILED)
     fatal = body(90, vllm_xargs=dose("sticky", "sample", 3))
     found = ask(one, [*map(body, range(STREAMS)), fatal], delay_s=0.3)
@@ -110,9 +102,7 @@ def test_a_request_that_ends_processes_takes_two_and_uses_up_no_restart(
     assert ask(one, [body(0)]) == expected[:1]
 
 
-def test_a_request_that_kills_processes_is_given_up_and_its_neighbours_continue(
-    one: Deployment, expected: list[tuple[int, Any]]
-) -> None:
+def test_a_request_that_kills_processes_is_given_up_and_its_neighbours_continue(one, expected):
     """A kill does not name its request, so later requests are not refused."""
     before = said(one).count(KILLED)
     kills = body(91, vllm_xargs=dose("kill", "sample", 3))

@@ -5,17 +5,13 @@ Without load it drains, and the node goes. Takes about 85 CPU seconds.
 `WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_autoscale.py` runs it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import openai
 import psutil
@@ -42,10 +38,10 @@ class Up:
     port: int
 
     @property
-    def text(self) -> str:
+    def text(self):
         return self.log.read_text()
 
-    def baton(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def baton(self, *command):
         return subprocess.run(
             [BATON, "ray", *command, "--address", self.cluster.address],
             env=self.cluster.environment,
@@ -56,7 +52,7 @@ class Up:
         )
 
     @property
-    def nodes(self) -> int:
+    def nodes(self):
         commands = (one.info["cmdline"] or [""] for one in psutil.process_iter(["cmdline"]))
         return sum(
             command[0].endswith("/raylet") and any(str(self.cluster.folder) in word for word in command)
@@ -65,7 +61,7 @@ class Up:
 
 
 @pytest.fixture
-def up(tmp_path: Path) -> Iterator[Up]:
+def up(tmp_path):
     port = free_port()
     side = {
         "placement_group_config": {"bundles": [{"CPU": 1}]},
@@ -73,7 +69,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
             "autoscaling_config": {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2}
         },
     }
-    config: dict[str, Any] = {
+    config = {
         "engine": {**ENGINE, "max_num_seqs": 4},
         "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
         "router": {"port": port},
@@ -94,7 +90,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
         try:
             one = Up(cluster, process, log, port)
 
-            def ready() -> bool:
+            def ready():
                 assert process.poll() is None, one.text
                 return "\nReady." in one.text
 
@@ -106,13 +102,13 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 
 @pytest.mark.timeout(600)
-async def test_a_worker_comes_on_a_new_node_and_goes_with_it(up: Up) -> None:
+async def test_a_worker_comes_on_a_new_node_and_goes_with_it(up):
     assert up.nodes == 1
     assert re.search(r"settings +not used, .*: decode_config\..*\.target_ongoing_requests\n", up.text)
     stop = asyncio.Event()
     answers = []
 
-    async def one_after_another(client: openai.AsyncOpenAI) -> None:
+    async def one_after_another(client):
         while not stop.is_set():
             answer = await client.completions.create(
                 model=MODEL_NAME, prompt="def main(", max_tokens=TOKENS, extra_body={"ignore_eos": True}
@@ -125,7 +121,7 @@ async def test_a_worker_comes_on_a_new_node_and_goes_with_it(up: Up) -> None:
     async with openai.AsyncOpenAI(base_url=url[1], api_key="none", timeout=CALL_S, max_retries=0) as client:
         load = [asyncio.create_task(one_after_another(client)) for _ in range(STREAMS)]
 
-        def serves() -> bool:
+        def serves():
             if over := next((task for task in load if task.done()), None):
                 raise AssertionError("a request failed") from over.exception()
             return bool(re.search(r"worker-2 +ready: ", up.text))

@@ -4,17 +4,13 @@
 `baton up`, whose parts `baton node` runs as well, and tests/services/ray tests their reservations.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import openai
 import psutil
@@ -55,10 +51,10 @@ class Served:
     expected: list[list[int]]  # a plain engine's answers
 
     @property
-    def text(self) -> str:
+    def text(self):
         return self.log.read_text()
 
-    def baton(self, *command: str) -> str:
+    def baton(self, *command):
         done = subprocess.run(
             [str(BATON), "ray", *command, "--address", self.head.address],
             env=self.head.environment,
@@ -71,29 +67,29 @@ class Served:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def states(self) -> dict[str, str]:
+    def states(self):
         return {part["name"]: part["state"] for part in json.loads(self.baton("status", "--json"))["parts"]}
 
-    def members(self) -> list[psutil.Process]:
+    def members(self):
         """Return the processes of the first gang's workers, in the order of their ranks."""
         every = {_title(one): one for one in psutil.Process(self.head.process.pid).children(recursive=True)}
         names = [f"baton decode-0.r{rank}" for rank in range(2)]
         return [every[name] for name in names if name in every]
 
-    def client(self) -> openai.AsyncOpenAI:
+    def client(self):
         url = f"http://127.0.0.1:{self.port}/v1"
         return openai.AsyncOpenAI(base_url=url, api_key="none", timeout=CALL_S, max_retries=0)
 
-    async def check(self, *numbers: int) -> None:
+    async def check(self, *numbers):
         async with self.client() as client:
             asked = (ask(client, self.prompts[number], len(self.expected[number])) for number in numbers)
             assert await asyncio.gather(*asked) == [self.expected[number] for number in numbers]
 
-    async def check_stream(self, begun: asyncio.Event) -> None:
+    async def check_stream(self, begun):
         """Check the long answer as a stream. `begun` is set after some of its tokens."""
-        got: list[int] = []
+        got = []
         async with self.client() as client:
-            asked: dict[str, Any] = {
+            asked = {
                 "model": MODEL_NAME,
                 "prompt": self.prompts[0],
                 "max_tokens": LONG,
@@ -106,7 +102,7 @@ class Served:
         assert got == self.expected[0]
 
 
-def _title(process: psutil.Process) -> str:
+def _title(process):
     try:
         return " ".join(process.cmdline()).strip()
     except psutil.Error:  # it has ended
@@ -114,7 +110,7 @@ def _title(process: psutil.Process) -> str:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory):
     folder, port = tmp_path_factory.mktemp("ray-gangs"), free_port()
     model, file, log = folder / "model", folder / "cluster.yaml", folder / "up.log"
     deepseek_v3(model)
@@ -137,7 +133,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             str(folder / "logs"),
         ]
         one = Served(head, port, log, prompts, [found[name] for name in names])
-        options: dict[str, Any] = {"env": head.environment, "cwd": ROOT}
+        options = {"env": head.environment, "cwd": ROOT}
         with running(command, lambda: "\nReady." in one.text, START_S, log, **options) as up:
             yield one
             one.baton("down")
@@ -145,7 +141,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         assert not one.members()
 
 
-def configuration(model: Path, port: int, folder: Path) -> dict[str, Any]:
+def configuration(model, port, folder):
     loading = {"model_id": MODEL_NAME, "model_source": str(model)}
     kwargs = {"dtype": "float32", "max_model_len": 1024, "speculative_config": MTP}
     half = {"bundle_per_worker": {"CPU": 0.5}}
@@ -164,11 +160,11 @@ def configuration(model: Path, port: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def test_a_gang_answers_like_one_engine_and_comes_back_as_one(served: Served) -> None:
+def test_a_gang_answers_like_one_engine_and_comes_back_as_one(served):
     """A member is killed under a stream: the other ends too, and both return."""
     assert "decode-0     asks for 1 CPU" in served.text
 
-    async def run() -> None:
+    async def run():
         await served.check(1, 2, 1, 2)
         before = served.members()
         assert len(before) == 2
@@ -186,20 +182,20 @@ def test_a_gang_answers_like_one_engine_and_comes_back_as_one(served: Served) ->
     asyncio.run(run())
 
 
-def ready(served: Served, before: list[psutil.Process]) -> bool:
+def ready(served, before):
     now = served.members()
     return len(now) == 2 and not set(now) & set(before) and set(served.states().values()) == {"ready"}
 
 
-def test_a_scale_counts_gangs(served: Served) -> None:
+def test_a_scale_counts_gangs(served):
     """A second gang joins and leaves under a stream."""
 
-    async def run() -> None:
+    async def run():
         long = asyncio.create_task(served.check(0, 1, 2))
         await asyncio.to_thread(served.baton, "scale", "decode=2")
         joined = {"decode-1.r0", "decode-1.r1"}
 
-        def there() -> bool:
+        def there():
             states = served.states()
             return joined <= states.keys() and set(states.values()) == {"ready"}
 
@@ -219,12 +215,12 @@ def test_a_scale_counts_gangs(served: Served) -> None:
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 @pytest.mark.timeout(400)
-def test_an_engine_over_two_nodes_of_ray(served: Served, tmp_path: Path) -> None:
+def test_an_engine_over_two_nodes_of_ray(served, tmp_path):
     """Decode has a rank on each host; it ends with its second host's process, and comes back."""
     model = str(served.log.parent / "model")
     half = {"placement_group_config": {"bundle_per_worker": {"CPU": 0.5}}}
     long = {"engine_kwargs": {"tensor_parallel_size": 2, "nodes": 2}, **half}
-    sections: dict[str, Any] = {
+    sections = {
         "engine": {"model": model, "served_model_name": MODEL_NAME, "dtype": "float32", "kv_cache_gib": 0.25},
         "prefill_config": {"label_selector": {"host": "first"}, **half},
         "decode_config": long,
@@ -233,7 +229,7 @@ def test_an_engine_over_two_nodes_of_ray(served: Served, tmp_path: Path) -> None
     sections["engine"] |= {"max_model_len": 1024, "speculative_config": MTP}
     with ray_hosts(tmp_path, **sections) as hosts, hosts.forwarded() as url:
 
-        async def check() -> None:
+        async def check():
             async with openai.AsyncOpenAI(
                 base_url=f"{url}/v1", api_key="none", timeout=CALL_S, max_retries=0
             ) as client:
@@ -248,7 +244,7 @@ def test_an_engine_over_two_nodes_of_ray(served: Served, tmp_path: Path) -> None
         host = hosts.first if limb[0] == "first" else hosts.second
         host.run([str(PYTHON), "-c", killed], CALL_S)
 
-        def again() -> bool:
+        def again():
             return len(re.findall(r"decode-0\.r0 +ready", hosts.text)) == 2
 
         eventually(again, START_S, "the engine is back", 0.5)

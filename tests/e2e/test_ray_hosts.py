@@ -4,28 +4,24 @@
 kills a host.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import threading
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import openai
 import psutil
 import pytest
 
 from harness.deployment import MODEL_NAME
-from harness.netns import Host, why_not
+from harness.netns import why_not
 from harness.prompts import prompts
-from harness.ray_hosts import RayHosts, ray_hosts
+from harness.ray_hosts import ray_hosts
 from harness.support import CALL_S, PYTHON, ROOT, eventually
 from tests.e2e import test_api
 
@@ -35,14 +31,14 @@ LONG = 300  # tokens of the answer during which a host dies
 CLIENTS = 4
 
 
-def _ask(url: str, prompt: list[int], max_tokens: int, **more: Any) -> urllib.request.Request:
+def _ask(url, prompt, max_tokens, **more):
     body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
     body |= {"return_token_ids": True, "ignore_eos": max_tokens == LONG, **more}
     headers = {"Content-Type": "application/json"}
     return urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
 
 
-def answer(url: str, prompt: list[int], max_tokens: int = MAX_TOKENS) -> Any:
+def answer(url, prompt, max_tokens=MAX_TOKENS):
     """Return (token ids, finish reason, prompt tokens, completion tokens)."""
     with urllib.request.urlopen(_ask(url, prompt, max_tokens), timeout=CALL_S) as reply:
         done = json.loads(reply.read())
@@ -50,7 +46,7 @@ def answer(url: str, prompt: list[int], max_tokens: int = MAX_TOKENS) -> Any:
     return choice["token_ids"], choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"]
 
 
-def stream(url: str, prompt: list[int], max_tokens: int) -> Iterator[list[int]]:
+def stream(url, prompt, max_tokens):
     """Yield an answer's token ids as they arrive."""
     with urllib.request.urlopen(_ask(url, prompt, max_tokens, stream=True), timeout=CALL_S) as reply:
         for line in reply:
@@ -61,7 +57,7 @@ def stream(url: str, prompt: list[int], max_tokens: int) -> Iterator[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
+def hosts(tmp_path_factory):
     if why := why_not():
         pytest.skip(why)
     with ray_hosts(tmp_path_factory.mktemp("ray-hosts"), routers=2, die=True) as one:
@@ -75,13 +71,13 @@ class Served:
     url: str
     clients: ExitStack
 
-    def client(self) -> openai.OpenAI:
+    def client(self):
         one = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=CALL_S, max_retries=0)
         return self.clients.enter_context(one)
 
 
 @pytest.fixture(scope="module")
-def one_pair(hosts: RayHosts) -> Iterator[Served]:
+def one_pair(hosts):
     """Replace test_api's local pair with these hosts."""
     with hosts.forwarded() as url, ExitStack() as stack:
         yield Served(url, stack)
@@ -93,7 +89,7 @@ if "WHOLE_TABLE" in os.environ:  # pytest finds test_api's tests among this modu
 
 
 @pytest.mark.timeout(400)
-def test_greedy_answers_equal_those_of_one_engine(one_pair: Served, reference: str) -> None:
+def test_greedy_answers_equal_those_of_one_engine(one_pair, reference):
     """KV is pulled over gRPC with TLS, and the model's MTP layer drafts."""
     asked = prompts()[::EVERY][:20]
     assert len(asked) == 20
@@ -106,7 +102,7 @@ def test_greedy_answers_equal_those_of_one_engine(one_pair: Served, reference: s
 
 
 @pytest.mark.timeout(200)
-def test_who_runs_where(hosts: RayHosts) -> None:
+def test_who_runs_where(hosts):
     told = hosts.status()
     where = {part["name"]: (part["node"], part["state"]) for part in told["parts"]}
     assert where == {
@@ -131,7 +127,7 @@ def test_who_runs_where(hosts: RayHosts) -> None:
 
 
 @pytest.mark.timeout(100)
-def test_each_host_has_a_router(hosts: RayHosts, one_pair: Served) -> None:
+def test_each_host_has_a_router(hosts, one_pair):
     told = hosts.status()
     assert told["urls"] == [f"http://{one.address}:8000" for one in (hosts.first, hosts.second)]
     with hosts.forwarded(hosts.second) as url:
@@ -142,15 +138,15 @@ def test_each_host_has_a_router(hosts: RayHosts, one_pair: Served) -> None:
 NAMES = iter(("third", "fourth", "fifth", "sixth", "seventh"))
 
 
-def joined(hosts: RayHosts) -> Host:
+def joined(hosts):
     return hosts.join(next(NAMES))
 
 
-def replaced(hosts: RayHosts, new: Host) -> Host:
+def replaced(hosts, new):
     """Wait until the decode worker is ready on another host, usually `new`, and return that host."""
     here = [new]
 
-    def back() -> bool:
+    def back():
         if here[-1].process.poll() is not None:  # Ray gives up a node that takes 30 s to join a busy machine
             here.append(joined(hosts))
         return f"; back on {here[-1].name}" in hosts.text
@@ -163,9 +159,7 @@ def replaced(hosts: RayHosts, new: Host) -> Host:
 
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: a third host joins")
 @pytest.mark.timeout(600)
-def test_a_host_that_dies_is_answered_for_and_its_worker_comes_back(
-    hosts: RayHosts, one_pair: Served, reference: str
-) -> None:
+def test_a_host_that_dies_is_answered_for_and_its_worker_comes_back(hosts, one_pair, reference):
     """All processes of the second host are killed under four streams, which continue to their end.
 
     Its decode worker waits for room until a third host joins; its router moves there, too.
@@ -176,8 +170,8 @@ def test_a_host_that_dies_is_answered_for_and_its_worker_comes_back(
         assert {len(one) for one in expected} == {LONG}
         begun = threading.Semaphore(0)
 
-        def whole(prompt: list[int]) -> list[int]:
-            got: list[int] = []
+        def whole(prompt):
+            got = []
             for tokens in stream(one_pair.url, prompt, LONG):
                 if len(got) < LONG / 10 <= len(got) + len(tokens):
                     begun.release()
@@ -199,7 +193,7 @@ def test_a_host_that_dies_is_answered_for_and_its_worker_comes_back(
 
 
 @pytest.mark.timeout(200)
-def test_ctrl_c_leaves_nothing_behind(hosts: RayHosts) -> None:
+def test_ctrl_c_leaves_nothing_behind(hosts):
     look = "import psutil; print([p.info['cmdline'] for p in psutil.process_iter(['cmdline'])])"
     assert "baton prefill-0" in hosts.first.run([str(PYTHON), "-c", look], 20).stdout
     (command,) = psutil.Process(hosts.up.pid).children()  # the parent only entered the host's namespaces

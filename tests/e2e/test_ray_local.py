@@ -1,21 +1,16 @@
 """`baton ray` on one machine: it starts its own Ray, takes commands from a second terminal, and cleans up."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import openai
-import psutil
 import pytest
 import yaml
 
@@ -54,15 +49,15 @@ class Local:
     port: int
 
     @property
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         own = {**RAY, **TOKEN, "RAY_TMPDIR": str(self.ray), "BATON_SECURITY__CA": str(self.folder / "ca")}
         return {**os.environ, **own}
 
     @property
-    def file(self) -> str:
+    def file(self):
         return str(self.folder / "cluster.yaml")
 
-    def write(self, **more: Any) -> None:
+    def write(self, **more):
         """Write deploy/ray/laptop.yaml with room for three workers on two cores."""
         found = yaml.safe_load((ROOT / "deploy/ray/laptop.yaml").read_text())
         for role in ("prefill", "decode"):
@@ -77,7 +72,7 @@ class Local:
         Path(self.file).write_text(yaml.safe_dump(found))
 
     @contextmanager
-    def start(self, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    def start(self, *command):
         with self.output.open("wb") as out:
             process = subprocess.Popen(
                 command, env=self.environment, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT
@@ -89,25 +84,25 @@ class Local:
             process.wait(10)
 
     @property
-    def address(self) -> str:
+    def address(self):
         """This Ray's address; without RAY_ADDRESS a command may find another Ray on the machine."""
         return (self.folder / "address").read_text()
 
-    def note_address(self, process: subprocess.Popen[bytes]) -> None:
+    def note_address(self, process):
         words = [word for one in family(process.pid) for word in one.cmdline()]
         found = {word.partition("=")[2] for word in words if word.startswith("--gcs-address=")}
         (self.folder / "address").write_text(found.pop())
         assert not found
 
     @property
-    def output(self) -> Path:
+    def output(self):
         return self.folder / "output"
 
     @property
-    def text(self) -> str:
+    def text(self):
         return self.output.read_text()
 
-    def baton(self, *command: str) -> str:
+    def baton(self, *command):
         """Run `baton ray`, as from a second terminal."""
         done = subprocess.run(
             [str(BATON), "ray", *command],
@@ -121,37 +116,37 @@ class Local:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def parts(self) -> dict[str, str]:
+    def parts(self):
         told = json.loads(self.baton("status", "--json"))
         return {part["name"]: part["state"] for part in told["parts"]}
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Iterator[Local]:
+def local(tmp_path):
     with ray_folder() as ray:
         yield Local(tmp_path, ray, free_port())
 
 
-def nothing_is_left(processes: list[psutil.Process]) -> bool:
+def nothing_is_left(processes):
     """Return whether these processes have ended and their shared memory is gone."""
     return gone(processes) and not segments(processes)
 
 
-def answer(client: openai.OpenAI) -> str:
+def answer(client):
     """Stream a greedy answer and return its text."""
-    asked: Any = {"model": "baton-demo", "prompt": "The cat sat on the mat. " * 4, "max_tokens": 100}
+    asked = {"model": "baton-demo", "prompt": "The cat sat on the mat. " * 4, "max_tokens": 100}
     stream = client.completions.create(**asked, temperature=0, stream=True, extra_body={"ignore_eos": True})
     return "".join(chunk.choices[0].text for chunk in stream)
 
 
 @pytest.mark.timeout(700)
-def test_up_scale_and_down_from_a_second_terminal(local: Local) -> None:
+def test_up_scale_and_down_from_a_second_terminal(local):
     """Use Redis as the store. No stream fails while a worker joins and leaves."""
     redis = RedisServer(local.folder)
     local.write(scheduler={"store": redis.url})
     with redis, local.start(str(BATON), "ray", "up", local.file) as up:
 
-        def ready() -> bool:
+        def ready():
             assert up.poll() is None, local.text
             return "\nReady." in local.text
 
@@ -162,7 +157,7 @@ def test_up_scale_and_down_from_a_second_terminal(local: Local) -> None:
         with openai.OpenAI(base_url=url, api_key="none", timeout=CALL_S, max_retries=0) as client:
             expected, stop = answer(client), threading.Event()
 
-            def ask() -> list[str]:
+            def ask():
                 found = []
                 while not stop.is_set():
                     found.append(answer(client))
@@ -190,12 +185,12 @@ def test_up_scale_and_down_from_a_second_terminal(local: Local) -> None:
 
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: Ray starts once more")
 @pytest.mark.timeout(300)
-def test_ctrl_c_ends_deploy_as_it_starts(local: Local) -> None:
+def test_ctrl_c_ends_deploy_as_it_starts(local):
     """Ctrl-C acts like an exception in the caller's block, as in a user's program."""
     local.write()
     with local.start(*INTERRUPTIBLE, str(PYTHON), "-c", DEPLOY, local.file) as process:
 
-        def started() -> bool:
+        def started():
             assert process.poll() is None, local.text
             return "prefill-0 started" in local.text
 

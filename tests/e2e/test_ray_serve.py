@@ -4,18 +4,15 @@ The application is the serveConfigV2 of deploy/kubernetes/overlays/ray, with thi
 intervals. `WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_serve.py` tests autoscaling, too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import openai
 import psutil
@@ -58,15 +55,15 @@ class Served(NamedTuple):
     head: RayHead
     ca: Path
 
-    def client(self, url: str = "", key: str = KEY) -> openai.OpenAI:
+    def client(self, url="", key=KEY):
         return openai.OpenAI(base_url=url or self.url, api_key=key, timeout=CALL_S, max_retries=0)
 
-    def parts(self, role: str) -> list[psutil.Process]:
+    def parts(self, role):
         """Return the processes of a role's parts, which have its name in their titles."""
         every = psutil.Process(self.head.process.pid).children(recursive=True)
         return [one for one in every if _title(one).startswith(f"baton {role}-")]
 
-    def scheduler(self) -> str:
+    def scheduler(self):
         (process,) = self.parts("scheduler")
         connections = process.net_connections("tcp")
         # Other parts are connected to its port; nothing is connected to its metrics port.
@@ -76,14 +73,14 @@ class Served(NamedTuple):
         return addresses.join(place.ip, place.port)
 
 
-def _title(process: psutil.Process) -> str:
+def _title(process):
     try:
         return " ".join(process.cmdline()).strip()
     except psutil.Error:  # it has ended
         return ""
 
 
-def configuration(port: int, folder: Path) -> dict[str, Any]:
+def configuration(port, folder):
     """Return the overlay's configuration of Serve, for this machine."""
     found = RayManifests(render("ray")).serve
     found["http_options"] = {"host": "127.0.0.1", "port": port}
@@ -105,7 +102,7 @@ def configuration(port: int, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def head() -> Iterator[RayHead]:
+def head():
     with ray_head("--num-cpus=4", "--num-gpus=2") as one:
         yield one
         family = psutil.Process(one.process.pid).children(recursive=True)
@@ -113,7 +110,7 @@ def head() -> Iterator[RayHead]:
 
 
 @pytest.fixture(scope="module")
-def served(head: RayHead, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(head, tmp_path_factory):
     folder, port = tmp_path_factory.mktemp("serve"), free_port()
     file, log = folder / "serve.yaml", folder / "serve.log"
     file.write_text(yaml.safe_dump(configuration(port, folder)))
@@ -124,7 +121,7 @@ def served(head: RayHead, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         )
     one = Served(f"http://127.0.0.1:{port}/v1", head, folder / "ca")
 
-    def serving() -> bool:
+    def serving():
         text = log.read_text()
         assert process.poll() is None, text[-5000:]
         assert "DEPLOY_FAILED" not in text, text[-5000:]
@@ -146,11 +143,11 @@ def served(head: RayHead, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.mark.timeout(700)
-def test_openais_client_is_answered(served: Served) -> None:
+def test_openais_client_is_answered(served):
     with served.client() as client:
         assert [one.id for one in client.models.list()] == [MODEL_NAME]
-        messages: Any = [{"role": "user", "content": "Hello"}]
-        asked: Any = {"model": MODEL_NAME, "messages": messages, "max_tokens": 8, "temperature": 0}
+        messages = [{"role": "user", "content": "Hello"}]
+        asked = {"model": MODEL_NAME, "messages": messages, "max_tokens": 8, "temperature": 0}
         whole = client.chat.completions.create(**asked)
         stream = client.chat.completions.create(**asked, stream=True)
         pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
@@ -166,7 +163,7 @@ def test_openais_client_is_answered(served: Served) -> None:
 
 
 @pytest.mark.timeout(100)
-def test_the_router_can_be_asked_itself(served: Served) -> None:
+def test_the_router_can_be_asked_itself(served):
     """Each answer names its router, so that clients can bypass Serve's proxy."""
     with served.client() as client:
         url = client.models.with_raw_response.list().headers["x-baton-router"]
@@ -175,11 +172,11 @@ def test_the_router_can_be_asked_itself(served: Served) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_the_parts_speak_tls(served: Served) -> None:
+def test_the_parts_speak_tls(served):
     """Clients with the CA's folder reach the scheduler; plain-text clients are told to use TLS."""
     scheduler = served.scheduler()
 
-    def status(*flags: str) -> subprocess.CompletedProcess[str]:
+    def status(*flags):
         command = [str(BATON), "status", "--scheduler", scheduler, *flags]
         return subprocess.run(command, capture_output=True, text=True, timeout=CALL_S, check=False, cwd=ROOT)
 
@@ -192,7 +189,7 @@ def test_the_parts_speak_tls(served: Served) -> None:
     assert "TLS" in done.stderr
 
 
-def answer(client: openai.OpenAI) -> tuple[str, int]:
+def answer(client):
     """Stream an answer and return its text and number of tokens."""
     stream = client.completions.create(
         model=MODEL_NAME,
@@ -212,14 +209,14 @@ def answer(client: openai.OpenAI) -> tuple[str, int]:
 
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="takes longer than all else here: WHOLE_TABLE=1")
 @pytest.mark.timeout(700)
-def test_decode_workers_follow_the_streams_and_one_given_up_is_replaced(served: Served) -> None:
+def test_decode_workers_follow_the_streams_and_one_given_up_is_replaced(served):
     """Two streams add a second worker; one is killed until it is replaced; then one worker is left."""
     with served.client() as client, ThreadPoolExecutor(STREAMS) as pool:
         expected = answer(client)
         assert expected[1] == TOKENS
         few, none = threading.Event(), threading.Event()
 
-        def ask(stop: threading.Event) -> list[tuple[str, int]]:
+        def ask(stop):
             found = []
             while not stop.wait(PAUSE_S):
                 found.append(answer(client))
@@ -230,7 +227,7 @@ def test_decode_workers_follow_the_streams_and_one_given_up_is_replaced(served: 
         try:
             eventually(lambda: len(_names(served)) == 2, 60, "a second decode worker runs")
 
-            def replaced() -> bool:
+            def replaced():
                 for one in served.parts("decode"):
                     if _title(one) == first:
                         one.kill()
@@ -249,12 +246,12 @@ def test_decode_workers_follow_the_streams_and_one_given_up_is_replaced(served: 
     assert set(answers) == {expected}
 
 
-def _names(served: Served) -> set[str]:
+def _names(served):
     return {_title(one) for one in served.parts("decode")} - {""}
 
 
 @pytest.mark.timeout(200)
-def test_workers_of_one_node_see_different_gpus(head: RayHead) -> None:
+def test_workers_of_one_node_see_different_gpus(head):
     command = [str(PYTHON), "-c", VISIBLE, head.address, str(CALL_S / 2)]
     done = subprocess.run(
         command, env=head.environment, cwd=ROOT, capture_output=True, text=True, timeout=CALL_S, check=False
@@ -265,7 +262,7 @@ def test_workers_of_one_node_see_different_gpus(head: RayHead) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_a_port_that_another_has_ends_a_start(head: RayHead, tmp_path: Path) -> None:
+def test_a_port_that_another_has_ends_a_start(head, tmp_path):
     """The other server, such as a `baton up`, must not pass for the deployment's router."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

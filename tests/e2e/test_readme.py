@@ -1,20 +1,16 @@
 """README's shell commands do what README says."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from baton.services.config import load
 from baton.services.decode.proposers import validation
 from harness.support import PATIENCE, ROOT, eventually
-from harness.zygote import Forked
-from tests.e2e.readme import Reader, reader, shell_blocks
+from tests.e2e.readme import reader, shell_blocks
 
 ASK = "curl http://127.0.0.1:8000/v1/chat/completions"
 STATUS = "source .venv/bin/activate"
@@ -29,12 +25,12 @@ READY_S = 240.0
 OWN_LINE = re.compile(r"[\d-]+ [\d:,]+ (INFO|WARNING) \[[\w.-]+\] baton\.")
 
 
-def block(beginning: str) -> str:
+def block(beginning):
     (found,) = [one for one in shell_blocks() if one.startswith(beginning)]
     return found
 
 
-def test_every_block_is_run_or_named_as_not() -> None:
+def test_every_block_is_run_or_named_as_not():
     for one in shell_blocks():
         assert sum(one.startswith(known) for known in (*RUN, *NOT_RUN)) == 1, f"no test runs this:\n{one}"
     for known in (*RUN, *NOT_RUN):
@@ -42,12 +38,12 @@ def test_every_block_is_run_or_named_as_not() -> None:
 
 
 @pytest.fixture(scope="module")
-def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def person(tmp_path_factory):
     with reader(tmp_path_factory.mktemp("readme")) as one:
         yield one
 
 
-def headings(text: str) -> list[str]:
+def headings(text):
     """Return the table heads that `baton status` prints, without padding."""
     lines = [line.strip() for line in text.splitlines()]
     rules = [number for number, line in enumerate(lines) if line and set(line) == {"─"}]
@@ -55,13 +51,13 @@ def headings(text: str) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_the_parts_one_by_one(person: Reader) -> None:
-    started: dict[str, Forked] = {}
+def test_the_parts_one_by_one(person):
+    started = {}
     for arguments in person.commands(block(PARTS)):
         started[arguments[0]] = person.start(arguments)
     assert set(started) == {"scheduler", "prefill", "decode", "router"}
 
-    def ready() -> bool:
+    def ready():
         assert all(one.poll() is None for one in started.values()), [one.text for one in started.values()]
         with contextlib.suppress(AssertionError):
             person.shell("curl -fsS http://127.0.0.1:8000/health")
@@ -98,7 +94,7 @@ def test_the_parts_one_by_one(person: Reader) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_each_way_of_drafting(person: Reader) -> None:
+def test_each_way_of_drafting(person):
     commands = person.commands(block(DRAFTS))
     methods = [json.loads(arguments[-1])["method"] for arguments in commands]
     assert methods == ["mtp", "ngram", "mtp"]
@@ -111,7 +107,7 @@ def test_each_way_of_drafting(person: Reader) -> None:
 
     process = person.start(commands[-1])
 
-    def begun() -> bool:
+    def begun():
         assert process.poll() is None, process.text
         return "Ready." in process.text
 
@@ -125,7 +121,7 @@ def test_each_way_of_drafting(person: Reader) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_batch(person: Reader) -> None:
+def test_a_batch(person):
     request = {
         "custom_id": "one",
         "method": "POST",

@@ -1,18 +1,14 @@
 """Workers change roles under load: no request fails, no token differs, and one role covers for the other."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from harness.deployment import MODEL_NAME, Deployment, deployment, idle
+from harness.deployment import MODEL_NAME, deployment, idle
 from harness.fake_worker import until
 from harness.greedy import ask
 from harness.prompts import prompts
@@ -25,22 +21,22 @@ ROLES = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
 
 
 @pytest.fixture(scope="module")
-def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def trio(tmp_path_factory):
     """Start 1P2D. Tests leave it with these roles."""
     scheduler = {"heartbeat_s": 0.2, "worker_lease_s": 2.0}
     with deployment(tmp_path_factory.mktemp("trio"), scheduler=scheduler) as one:
         yield one.up(1, 2)
 
 
-def roles(one: Deployment) -> dict[str, pb.Role]:
+def roles(one):
     return {worker.identity.worker_id: worker.identity.role for worker in one.describe().workers}
 
 
-async def asked_under_way(one: Deployment, stop: asyncio.Event, got: list[tuple[int, list[int]]]) -> None:
+async def asked_under_way(one, stop, got):
     """Send requests, AT_ONCE at a time, until `stop` is set. Add each (prompt index, answer) to `got`."""
     numbers = itertools.cycle(range(PROMPTS))
 
-    async def one_after_another(client: Any) -> None:
+    async def one_after_another(client):
         while not stop.is_set():
             number = next(numbers)
             got.append((number, await ask(client, prompts()[number * 4], max_tokens=TOKENS)))
@@ -49,20 +45,20 @@ async def asked_under_way(one: Deployment, stop: asyncio.Event, got: list[tuple[
         await asyncio.gather(*(one_after_another(client) for _ in range(AT_ONCE)))
 
 
-async def one_more(load: asyncio.Task[None], got: list[tuple[int, list[int]]]) -> None:
+async def one_more(load, got):
     before = len(got)
     await until(lambda: load.done() or len(got) > before, "one more answer", CALL_S)
     assert not load.done(), load.result()
 
 
 @pytest.mark.timeout(180)
-async def test_roles_flip_under_load(trio: Deployment) -> None:
+async def test_roles_flip_under_load(trio):
     async with trio.async_client() as client:
         expected = [await ask(client, prompts()[number * 4], max_tokens=TOKENS) for number in range(PROMPTS)]
     before = roles(trio)
     draw = random.Random(5)
     stop = asyncio.Event()
-    got: list[tuple[int, list[int]]] = []
+    got = []
     load = asyncio.create_task(asked_under_way(trio, stop, got))
     seen = set()
     async with SchedulerClient(trio.scheduler_address) as operator:
@@ -86,7 +82,7 @@ async def test_roles_flip_under_load(trio: Deployment) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_an_operator_changes_a_role(trio: Deployment) -> None:
+async def test_an_operator_changes_a_role(trio):
     """All three workers are decode workers for a while and do all the work."""
     (reader,) = [worker for worker, role in roles(trio).items() if role == pb.ROLE_PREFILL]
     done = await asyncio.to_thread(trio.baton, "role", reader, "decode")
@@ -103,7 +99,7 @@ async def test_an_operator_changes_a_role(trio: Deployment) -> None:
     assert "no worker's id begins with 'x'; there are: decode-0." in refused.stderr
 
 
-def operator(one: Deployment, *command: str) -> str:
+def operator(one, *command):
     """Run an operator's command, which must succeed, and return its output."""
     done = one.baton(*command)
     assert done.returncode == 0, done.stderr
@@ -111,13 +107,13 @@ def operator(one: Deployment, *command: str) -> str:
 
 
 @pytest.mark.timeout(240)
-def test_a_drained_worker_takes_nothing_until_it_is_undrained(trio: Deployment) -> None:
+def test_a_drained_worker_takes_nothing_until_it_is_undrained(trio):
     """`baton up` restarts it, and it takes no requests until `baton undrain`."""
     (reader,) = [worker for worker, role in roles(trio).items() if role == pb.ROLE_PREFILL]
     told = operator(trio, "drain", reader)
     assert f"{reader} is draining" in told
 
-    def comes_back() -> str:
+    def comes_back():
         again = [one for one in trio.describe().workers if one.identity.name == "prefill-0"]
         ids = [one.identity.worker_id for one in again if one.drained and one.identity.HasField("capacity")]
         return "".join(key for key in ids if key != reader)
@@ -128,7 +124,7 @@ def test_a_drained_worker_takes_nothing_until_it_is_undrained(trio: Deployment) 
     answer = trio.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=4)
     assert answer.usage is not None
 
-    def reported() -> list[pb.PastHandoff]:
+    def reported():
         return [one for one in trio.describe().handoffs if answer.id in one.attempt.request_id]
 
     (mine,) = eventually(reported, 10, "the request is reported")
@@ -143,12 +139,12 @@ def test_a_drained_worker_takes_nothing_until_it_is_undrained(trio: Deployment) 
 
 
 @pytest.mark.timeout(120)
-async def test_a_prefill_worker_covers_for_lost_decode_workers(trio: Deployment) -> None:
+async def test_a_prefill_worker_covers_for_lost_decode_workers(trio):
     """Both decode workers hang for longer than their leases."""
     decode = [trio.worker_process(one["identity"]["worker_id"]) for one in trio.workers("decode")]
     assert len(decode) == 2
 
-    def decoded_by() -> str:
+    def decoded_by():
         return trio.describe().handoffs[0].decode_worker_id
 
     async with trio.async_client() as client:
@@ -168,8 +164,8 @@ async def test_a_prefill_worker_covers_for_lost_decode_workers(trio: Deployment)
 
 
 @pytest.mark.timeout(180)
-async def test_the_scheduler_balances_by_itself(tmp_path_factory: pytest.TempPathFactory) -> None:
-    config: dict[str, Any] = {
+async def test_the_scheduler_balances_by_itself(tmp_path_factory):
+    config = {
         "engine": {"max_num_batched_tokens": 128},  # so that a prompt takes many steps
         "scheduler": {"heartbeat_s": 0.2, "rebalance_after_s": 1.0},
     }
@@ -178,10 +174,10 @@ async def test_the_scheduler_balances_by_itself(tmp_path_factory: pytest.TempPat
         draw = random.Random(6)
         stop = asyncio.Event()
 
-        def changed() -> bool:
+        def changed():
             return list(roles(one).values()).count(pb.ROLE_PREFILL) == 2
 
-        async def read_only(client: Any) -> None:
+        async def read_only(client):
             while not stop.is_set():
                 await ask(client, [draw.randrange(10, 500) for _ in range(300)], max_tokens=2)
 

@@ -1,16 +1,12 @@
 """Greedy float32 answers through prefill and decode workers equal those of one engine, token for token."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import openai
 import pytest
 
-from harness.deployment import MODEL, MODEL_NAME, Deployment, deployment
+from harness.deployment import MODEL, MODEL_NAME, deployment
 from harness.greedy import token_ids
 from harness.prompts import LENGTHS, prompts
 from harness.scheduling import RedisServer
@@ -31,7 +27,7 @@ class Setup:
     drafts: str
     tls: bool = False  # mutual TLS
 
-    def __str__(self) -> str:
+    def __str__(self):
         cache = "cache" if self.prefix_caching else "no-cache"
         tls = "-tls" if self.tls else ""
         return f"{self.pairs}P{self.pairs}D-{self.store}-{self.transport}-{cache}-{self.drafts}{tls}"
@@ -42,7 +38,7 @@ SETUPS = [
     Setup(1, "redis", "tcp", prefix_caching=False, drafts="hybrid", tls=True),
     Setup(2, "memory", "tcp", prefix_caching=True, drafts="eagle3"),
 ]
-DRAFTS: dict[str, dict[str, Any]] = {  # engine settings; test_api compares MTP of an automatic length
+DRAFTS = {  # engine settings; test_api compares MTP of an automatic length
     "none": {"speculative_config": None},
     "hybrid": {
         "speculative_config": {"method": "mtp", "mtp_strategy": "with_ngram", "num_speculative_tokens": 5}
@@ -59,14 +55,13 @@ DRAFTS: dict[str, dict[str, Any]] = {  # engine settings; test_api compares MTP 
 
 
 @pytest.fixture(scope="module", params=SETUPS, ids=str)
-def setup(request: pytest.FixtureRequest) -> Setup:
-    chosen: Setup = request.param
-    return chosen
+def setup(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def deployed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    config: dict[str, Any] = {
+def deployed(setup, tmp_path_factory):
+    config = {
         "engine": {"enable_prefix_caching": setup.prefix_caching, **DRAFTS[setup.drafts]},
         "handoff": {"transports": [setup.transport]},
         "scheduler": {"idle_decode_tokens": 0},  # every prompt is handed over
@@ -85,17 +80,17 @@ def deployed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def expected(reference: str) -> list[Any]:
+def expected(reference):
     """Return stock vLLM's answers."""
     client = openai.AsyncOpenAI(base_url=f"{reference}/v1", api_key="none", timeout=CALL_S)
     return asyncio.run(answers(client, prompts()[::EVERY], at_a_time=8))
 
 
-async def answers(client: openai.AsyncOpenAI, asked: list[list[int]], at_a_time: int) -> list[Any]:
+async def answers(client, asked, at_a_time):
     """Return each answer's token ids, finish reason and (prompt tokens, completion tokens), in order."""
     slots = asyncio.Semaphore(at_a_time)
 
-    async def answer(prompt: list[int]) -> Any:
+    async def answer(prompt):
         async with slots:
             done = await client.completions.create(
                 model=MODEL_NAME,
@@ -115,7 +110,7 @@ async def answers(client: openai.AsyncOpenAI, asked: list[list[int]], at_a_time:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("at_a_time", "every"), [(1, 6), (8, 1)], ids=["alone", "together"])
-async def test_token_for_token(deployed: Deployment, expected: list[Any], at_a_time: int, every: int) -> None:
+async def test_token_for_token(deployed, expected, at_a_time, every):
     """Send some prompts one at a time, and all of them eight at a time."""
     got = await answers(deployed.async_client(), prompts()[::EVERY][::every], at_a_time)
     asked = zip(LENGTHS[::EVERY][::every], got, expected[::every], strict=True)
@@ -126,7 +121,7 @@ async def test_token_for_token(deployed: Deployment, expected: list[Any], at_a_t
 
 
 @pytest.mark.timeout(60)
-def test_the_prompts_were_read_by_the_prefill_workers(deployed: Deployment, setup: Setup) -> None:
+def test_the_prompts_were_read_by_the_prefill_workers(deployed, setup):
     """The requests of the test above were handed over by the chosen transport."""
     status = deployed.status()
     workers = [worker["identity"] for worker in status["workers"]]

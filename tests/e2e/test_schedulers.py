@@ -1,17 +1,13 @@
 """Two schedulers over Redis under `baton up`: one is stopped, one is killed, and no request fails."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
-from pathlib import Path
 
 import pytest
 
-from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
-from harness.deployment import MODEL_NAME, START_S, Deployment, deployment
+from harness.deployment import MODEL_NAME, START_S, deployment
 from harness.greedy import GREEDY, Load, ask
 from harness.prompts import prompts
 from harness.scheduling import RedisServer, until
@@ -24,7 +20,7 @@ TOKENS = 4
 PAUSE_S = 3.0  # timeout of a call to a stopped scheduler, after which the router asks the other one
 
 
-async def disturb(one: Deployment, ports: tuple[int, int]) -> None:
+async def disturb(one, ports):
     both = ",".join(f"127.0.0.1:{port}" for port in ports)
     async with one.async_client() as client, SchedulerClient(both) as operator:
         expected = [await ask(client, prompts()[which], TOKENS) for which in range(CLIENTS)]
@@ -41,7 +37,7 @@ async def disturb(one: Deployment, ports: tuple[int, int]) -> None:
         killed.kill()
         await load.more(MORE)
 
-        async def restarted() -> bool:
+        async def restarted():
             try:
                 told = await operator.describe()
             except SchedulerError:
@@ -51,18 +47,18 @@ async def disturb(one: Deployment, ports: tuple[int, int]) -> None:
         await until(restarted, 30)
         home = operator._schedulers.owner((await operator.describe()).routers[0].router_id).address
 
-        async def placements() -> int:
+        async def placements():
             told = (await operator.describe()).schedulers
             return next((each.placements for each in told if each.address == home), 0)
 
         before = await placements()
 
-        async def at_home() -> bool:
+        async def at_home():
             return await placements() > before
 
         await until(at_home, 30)
 
-        async def all_know_the_worker() -> bool:
+        async def all_know_the_worker():
             return all([len((await alone.describe()).workers) == 1 for alone in each])
 
         async with (
@@ -74,15 +70,15 @@ async def disturb(one: Deployment, ports: tuple[int, int]) -> None:
         await load.end()
         assert load.longest_s < (PAUSE_S + 2) * PATIENCE
 
-        async def nothing_is_held() -> bool:
-            told: pb.Description = await operator.describe()
+        async def nothing_is_held():
+            told = await operator.describe()
             return not told.attempts and not any(each.reserved_requests for each in told.workers)
 
         await until(nothing_is_held, 10)
 
 
 @pytest.mark.timeout(180)
-def test_requests_continue_while_schedulers_hang_and_die(tmp_path: Path) -> None:
+def test_requests_continue_while_schedulers_hang_and_die(tmp_path):
     redis, ports = RedisServer(tmp_path), (free_port(), free_port())
     scheduler = {"store": redis.url, "address": ",".join(f"127.0.0.1:{port}" for port in ports)}
     with redis, deployment(tmp_path / "baton", scheduler=scheduler) as one:

@@ -1,7 +1,5 @@
 """Keys and passwords show neither in ps nor in output, wherever users put them."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path
@@ -20,7 +18,7 @@ KEY, PASSWORD, TOKEN = f"{CANARY}-key", f"{CANARY}-password", f"{CANARY}-hf-toke
 PARTS = {"watcher", "scheduler", "mixed-0", "router"}
 
 
-def titles(pid: int) -> list[str]:
+def titles(pid):
     """Return the command lines of a process and its descendants, as `ps` shows them."""
     found = []
     for one in family(pid):
@@ -30,7 +28,7 @@ def titles(pid: int) -> list[str]:
 
 
 @pytest.mark.timeout(240)
-def test_nothing_shows_them(tmp_path: Path) -> None:
+def test_nothing_shows_them(tmp_path):
     """Pass them on the command line of `baton up`, the worst place, and make the store fail."""
     model = tiny_qwen2(tmp_path / "model")
     redis = RedisServer(tmp_path, password=PASSWORD)
@@ -46,7 +44,7 @@ def test_nothing_shows_them(tmp_path: Path) -> None:
             )
             pid = process.popen.pid
 
-            def ready() -> bool:
+            def ready():
                 assert process.popen.poll() is None, process.text
                 return "Ready." in process.text
 
@@ -90,7 +88,7 @@ def test_nothing_shows_them(tmp_path: Path) -> None:
         (["up", "--model", "{model}", "--engine-args", f'{{"model": "{TOKEN}"}}'], "is not for you to set"),
     ],
 )
-def test_a_refusal_shows_none(tmp_path: Path, command: list[str], said: str) -> None:
+def test_a_refusal_shows_none(tmp_path, command, said):
     model = tiny_qwen2(tmp_path / "model") if "{model}" in command else Path()
     line = fails_forked(tmp_path, *(part.replace("{model}", str(model)) for part in command))
     assert said in line
@@ -98,7 +96,7 @@ def test_a_refusal_shows_none(tmp_path: Path, command: list[str], said: str) -> 
 
 
 @pytest.mark.parametrize("extra", [{"hf_token": [TOKEN]}, {"hf_tokens": TOKEN}, {"runner": TOKEN}])
-def test_nor_does_vllms(tmp_path: Path, extra: dict[str, object]) -> None:
+def test_nor_does_vllms(tmp_path, extra):
     """Pydantic's messages, which vLLM uses, quote their input."""
     from baton.services.config import load
     from baton.services.errors import ServiceError

@@ -1,17 +1,13 @@
 """A decode worker whose drafter lost its state gives right answers slowly, which raises an alarm."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench.prompts import dialogues
-from harness.deployment import MODEL_NAME, Deployment, deployment
+from harness.deployment import MODEL_NAME, deployment
 from harness.support import ROOT, eventually
 
 DEMO = ROOT / "deploy" / "demo-model"
@@ -30,16 +26,16 @@ MAX_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[list[dict[str, str]]]:
+def prompts():
     """Return requests to repeat a text, so that the drafter depends on the prompt's KV."""
     drawn = itertools.islice(dialogues(7, "copying"), REQUESTS)
     return [[{"role": one.role, "content": one.content} for one in chat.messages[:-1]] for chat in drawn]
 
 
-async def _answers(one: Deployment, prompts: list[list[dict[str, str]]]) -> list[Any]:
+async def _answers(one, prompts):
     slots = asyncio.Semaphore(4)
 
-    async def ask(client: Any, prompt: list[dict[str, str]]) -> Any:
+    async def ask(client, prompt):
         async with slots:
             return await client.chat.completions.create(
                 model=MODEL_NAME,
@@ -53,15 +49,15 @@ async def _answers(one: Deployment, prompts: list[list[dict[str, str]]]) -> list
         return list(await asyncio.gather(*(ask(client, prompt) for prompt in prompts)))
 
 
-def answers(one: Deployment, prompts: list[list[dict[str, str]]]) -> list[Any]:
+def answers(one, prompts):
     return asyncio.run(_answers(one, prompts))
 
 
-def texts(answers: list[Any]) -> list[str]:
+def texts(answers):
     return [answer.choices[0].message.content for answer in answers]
 
 
-def first_acceptance(answers: list[Any]) -> float:
+def first_acceptance(answers):
     """Return the acceptance rate of the first drafted position over all answers."""
     told = [answer.usage.baton for answer in answers]
     steps = sum(one["draft_steps"] for one in told)
@@ -72,25 +68,24 @@ def first_acceptance(answers: list[Any]) -> float:
     )
 
 
-def drafting(one: Deployment) -> dict[str, Any]:
+def drafting(one):
     """Return the decode worker's report of its drafts."""
-    found: dict[str, Any] = one.worker("decode")["load"]["drafting"]
-    return found
+    return one.worker("decode")["load"]["drafting"]
 
 
-def warnings(one: Deployment) -> list[str]:
+def warnings(one):
     logs = [path.read_text() for path in (one.folder / "logs").glob("*.log")]
     return [line for log in logs for line in log.splitlines() if " drafts is " in line]
 
 
 @pytest.fixture(scope="module")
-def aggregated(prompts: list[list[dict[str, str]]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def aggregated(prompts, tmp_path_factory):
     """Return the reference answers of a mixed worker, without handoffs."""
     with deployment(tmp_path_factory.mktemp("aggregated"), engine=ENGINE) as one:
         return answers(one.up(0, 0, 1), prompts)
 
 
-def configured(folder: Path, aggregated: list[Any], path: Path | None = None) -> Any:
+def configured(folder, aggregated, path=None):
     reference = round(first_acceptance(aggregated), 3)
     worker = {"acceptance_reference": reference}
     scheduler = {"heartbeat_s": 0.2, "idle_decode_tokens": 0}  # every prompt is handed over
@@ -98,9 +93,7 @@ def configured(folder: Path, aggregated: list[Any], path: Path | None = None) ->
 
 
 @pytest.mark.timeout(300)
-def test_a_drafter_whose_state_came_along_raises_no_alarm(
-    aggregated: list[Any], prompts: list[list[dict[str, str]]], tmp_path: Path
-) -> None:
+def test_a_drafter_whose_state_came_along_raises_no_alarm(aggregated, prompts, tmp_path):
     with configured(tmp_path, aggregated) as one:
         got = answers(one.up(), prompts)
         assert texts(got) == texts(aggregated)
@@ -116,9 +109,7 @@ def test_a_drafter_whose_state_came_along_raises_no_alarm(
 
 
 @pytest.mark.timeout(300)
-def test_a_drafter_whose_state_was_dropped_raises_the_alarm(
-    aggregated: list[Any], prompts: list[list[dict[str, str]]], tmp_path: Path
-) -> None:
+def test_a_drafter_whose_state_was_dropped_raises_the_alarm(aggregated, prompts, tmp_path):
     with configured(tmp_path, aggregated, FORGETFUL) as one:
         got = answers(one.up(), prompts)
         assert texts(got) == texts(aggregated)

@@ -1,28 +1,25 @@
 """Speculation with prefill and decode workers; test_same_answers.py tests that answers stay the same."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
 import pytest
 
-from harness.deployment import MODEL_NAME, Deployment, deployment
+from harness.deployment import MODEL_NAME, deployment
 from harness.support import CALL_S, ROOT, eventually
 
 MTP_MODEL = ROOT / "deploy" / "demo-model" / "weights-mtp"
 
 
 @pytest.mark.timeout(60)
-def test_workers_differ_in_their_role_alone(one_pair: Deployment) -> None:
+def test_workers_differ_in_their_role_alone(one_pair):
     prefill, decode = (one_pair.workers(role)[0]["identity"]["capacity"] for role in ("prefill", "decode"))
     assert decode["lookahead_tokens"] == 5
     assert prefill == decode
 
 
 @pytest.mark.timeout(240)
-def test_sides_that_draft_differently_name_what_differs(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_sides_that_draft_differently_name_what_differs(tmp_path_factory):
     """A prefill worker without the drafter cannot provide the drafter's KV, so the pair is refused."""
     spec = '{"method": "mtp", "num_speculative_tokens": 2}'
     folder = tmp_path_factory.mktemp("mismatch")
@@ -35,7 +32,7 @@ def test_sides_that_draft_differently_name_what_differs(tmp_path_factory: pytest
         eventually(lambda: refused(one), 60, "the router names the difference")
 
 
-def refused(one: Deployment) -> bool:
+def refused(one):
     """Return whether a request is refused because of the drafter."""
     body = {"model": MODEL_NAME, "prompt": "a", "max_tokens": 2}
     try:
@@ -49,7 +46,7 @@ def refused(one: Deployment) -> bool:
 
 
 @pytest.mark.timeout(120)
-def test_named_tokens_beside_the_best_ones(one_pair: Deployment) -> None:
+def test_named_tokens_beside_the_best_ones(one_pair):
     """Both kinds of log-probabilities work in shared batches, and no worker dies."""
     plain = {"model": MODEL_NAME, "prompt": "Once", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
     bodies = [plain | {"logprobs": 1, "logprob_token_ids": [5]}, plain | {"logprobs": 3}]
@@ -58,10 +55,9 @@ def test_named_tokens_beside_the_best_ones(one_pair: Deployment) -> None:
     }
     with httpx.Client(base_url=one_pair.url, timeout=CALL_S) as http, ThreadPoolExecutor(8) as pool:
 
-        def ask(body: dict[str, Any]) -> list[dict[str, float]]:
+        def ask(body):
             answer = http.post("/v1/completions", json=body).raise_for_status().json()
-            rows: list[dict[str, float]] = answer["choices"][0]["logprobs"]["top_logprobs"]
-            return rows
+            return answer["choices"][0]["logprobs"]["top_logprobs"]
 
         alone = [ask(body) for body in bodies]
         found = list(pool.map(ask, bodies * 4))

@@ -4,18 +4,13 @@ Two failures of Redis are enough here, because placed requests do not depend on 
 tests cover the others.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 import grpc
-import openai
-import psutil
 import pytest
 
 from harness.deployment import MODEL_NAME, START_S, Deployment, deployment
@@ -38,26 +33,26 @@ class Site:
     deployment: Deployment
     undisturbed: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
-    async def answer(self, client: openai.AsyncOpenAI, prompt: int, tokens: int) -> list[int]:
+    async def answer(self, client, prompt, tokens):
         """Return the answer without a failure; request it only once."""
         if (prompt, tokens) not in self.undisturbed:
             self.undisturbed[prompt, tokens] = await ask(client, prompts()[prompt], tokens)
         return self.undisturbed[prompt, tokens]
 
-    def scheduler(self) -> psutil.Process:
+    def scheduler(self):
         return self.deployment.scheduler_process()
 
-    def store_problem(self) -> str:
+    def store_problem(self):
         return self.deployment.describe().store_problem
 
-    def holds(self) -> int:
+    def holds(self):
         """Return the number of attempts and reservations that the scheduler holds."""
         description = self.deployment.describe()
         return len(description.attempts) + sum(one.reserved_requests for one in description.workers)
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
     redis = RedisServer(folder)
     scheduler = {
@@ -74,14 +69,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(redis, one)
 
 
-async def missed(site: Site) -> None:
+async def missed(site):
     """Wait until the scheduler reports that its store is unreachable."""
     seen = partial(eventually, lambda: "does not answer" in site.store_problem(), 10, "the store is missed")
     await asyncio.to_thread(seen)
 
 
 @asynccontextmanager
-async def redis_dies(site: Site) -> AsyncIterator[None]:
+async def redis_dies(site):
     site.redis.stop()
     try:
         await missed(site)
@@ -91,7 +86,7 @@ async def redis_dies(site: Site) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def redis_hangs(site: Site) -> AsyncIterator[None]:
+async def redis_hangs(site):
     site.redis.hang()
     try:
         await missed(site)
@@ -101,13 +96,13 @@ async def redis_hangs(site: Site) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def the_scheduler_dies(site: Site) -> AsyncIterator[None]:
+async def the_scheduler_dies(site):
     site.scheduler().kill()  # `baton up` starts another
     yield
 
 
 @asynccontextmanager
-async def the_scheduler_hangs(site: Site) -> AsyncIterator[None]:
+async def the_scheduler_hangs(site):
     """Stop the scheduler for longer than workers' leases, so that all workers seem dead to it."""
     process = site.scheduler()
     process.suspend()
@@ -119,7 +114,7 @@ async def the_scheduler_hangs(site: Site) -> AsyncIterator[None]:
         process.resume()
 
 
-FAILURES: list[Callable[[Site], AbstractAsyncContextManager[None]]] = [
+FAILURES = [
     redis_dies,
     redis_hangs,
     the_scheduler_dies,
@@ -129,9 +124,7 @@ FAILURES: list[Callable[[Site], AbstractAsyncContextManager[None]]] = [
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.__name__)
-async def test_requests_continue(
-    site: Site, failure: Callable[[Site], AbstractAsyncContextManager[None]]
-) -> None:
+async def test_requests_continue(site, failure):
     async with site.deployment.async_client() as client:
         expected = [await site.answer(client, number, TOKENS) for number in range(CLIENTS)]
         long = await site.answer(client, 4, LONG_TOKENS)
@@ -152,7 +145,7 @@ async def test_requests_continue(
     assert site.deployment.healthy()
 
 
-def answers(look: Callable[[], bool]) -> bool:
+def answers(look):
     """Return what `look` returns; False while the scheduler starts."""
     try:
         return look()

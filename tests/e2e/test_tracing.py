@@ -1,20 +1,17 @@
 """A request is one trace over all processes that took part in it, and its stages add up to its time."""
 
-from __future__ import annotations
-
 import time
 
 import httpx
 import pytest
 
-from harness.collector import Collector
-from harness.deployment import MODEL_NAME, Deployment
+from harness.deployment import MODEL_NAME
 from harness.support import CALL_S, eventually
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-def stream(one: Deployment, trace: str, *, sampled: bool) -> float:
+def stream(one, trace, *, sampled):
     """Read a stream of 24 tokens and return the seconds until its first byte."""
     body = {
         **{"model": MODEL_NAME, "prompt": f"{trace} is a trace. " * 12, "max_tokens": 24, "stream": True},
@@ -36,7 +33,7 @@ def stream(one: Deployment, trace: str, *, sampled: bool) -> float:
 
 
 @pytest.mark.timeout(90)
-def test_a_request_of_1p1d_is_one_trace_of_four_processes(one_pair: Deployment, collector: Collector) -> None:
+def test_a_request_of_1p1d_is_one_trace_of_four_processes(one_pair, collector):
     stream(one_pair, "1" * 32, sampled=False)  # warm
     first_s = stream(one_pair, TRACE, sampled=True)
     spans = eventually(lambda: collector.trace(TRACE), 15, "the trace is exported")
@@ -46,7 +43,7 @@ def test_a_request_of_1p1d_is_one_trace_of_four_processes(one_pair: Deployment, 
     (root,) = roots
     decode = one_pair.worker("decode")["identity"]["worker_id"]
     prefill = one_pair.worker("prefill")["identity"]["worker_id"]
-    parts: dict[tuple[str, str], set[str]] = {}
+    parts = {}
     for one in spans:
         parts.setdefault((one.service, one.instance), set()).add(one.name)
     assert parts.keys() - {("baton-router", root.instance)} == {
@@ -77,7 +74,7 @@ def test_a_request_of_1p1d_is_one_trace_of_four_processes(one_pair: Deployment, 
     assert not collector.trace("1" * 32)
 
 
-def test_a_failure_is_traced_although_it_was_not_sampled(one_pair: Deployment, collector: Collector) -> None:
+def test_a_failure_is_traced_although_it_was_not_sampled(one_pair, collector):
     """A request that times out is an error."""
     trace = "5" * 32
     body = {"model": MODEL_NAME, "prompt": "Once", "max_tokens": 900, "ignore_eos": True}

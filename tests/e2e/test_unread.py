@@ -3,28 +3,24 @@
 It ends properly when its terminal closes.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness import zygote
-from harness.deployment import MODEL_NAME, START_S, Deployment, Process, deployment
+from harness.deployment import MODEL_NAME, START_S, Process, deployment
 from harness.support import BATON, CALL_S, PATIENCE, eventually, free_port
 
 F_SETPIPE_SZ = 1031
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
-def run(arguments: list[str], fifo: str, proxy: str) -> None:
+def run(arguments, fifo, proxy):
     """Run `baton ARGUMENT ...` with its output in a small pipe. Called in the forked process."""
     writing = os.open(fifo, os.O_WRONLY)
     fcntl.fcntl(writing, F_SETPIPE_SZ, 4096)
@@ -33,17 +29,17 @@ def run(arguments: list[str], fifo: str, proxy: str) -> None:
     zygote.run_baton(arguments, "", dict.fromkeys(PROXIES, proxy))
 
 
-def another_worker(one: Deployment, *than: str) -> str:
+def another_worker(one, *than):
     """Wait for a ready worker other than these and return its id."""
 
-    def found() -> str:
+    def found():
         ids = [worker["identity"]["worker_id"] for worker in one.workers("mixed")]
         return next((name for name in ids if name not in than), "")
 
     return eventually(found, START_S, "another worker is ready")
 
 
-def fill(fifo: Path) -> None:
+def fill(fifo):
     """Fill the pipe, so that further output blocks."""
     writing = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     try:
@@ -53,7 +49,7 @@ def fill(fifo: Path) -> None:
         os.close(writing)
 
 
-def stream(one: Deployment, found: list[Any], begun: threading.Event) -> None:
+def stream(one, found, begun):
     answer = one.client().completions.create(
         model=MODEL_NAME, prompt="def main(", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
     )
@@ -63,7 +59,7 @@ def stream(one: Deployment, found: list[Any], begun: threading.Event) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_it_serves_whatever_becomes_of_its_output(tmp_path: Path) -> None:
+def test_it_serves_whatever_becomes_of_its_output(tmp_path):
     fifo, logs = tmp_path / "out", tmp_path / "logs"
     os.mkfifo(fifo)
     proxy = f"http://127.0.0.1:{free_port()}"
@@ -99,7 +95,7 @@ def test_it_serves_whatever_becomes_of_its_output(tmp_path: Path) -> None:
         assert third.split(".")[0] in shown.stdout
         assert one.healthy()
 
-        pieces: list[Any] = []
+        pieces = []
         begun = threading.Event()
         streaming = threading.Thread(target=stream, args=(one, pieces, begun))
         streaming.start()

@@ -1,7 +1,5 @@
 """`baton up` reports what it does and leaves no process behind, however it ends."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal
@@ -12,11 +10,11 @@ import psutil
 import pytest
 import yaml
 
-from harness.deployment import MODEL_NAME, Deployment, Process, deployment
+from harness.deployment import MODEL_NAME, deployment
 from harness.support import PATIENCE, eventually, family, gone, listening, segments
 
 
-def listen_everywhere(one: Deployment) -> None:
+def listen_everywhere(one):
     one.config["scheduler"]["address"] = f"0.0.0.0:{one.scheduler_port}"
     one.config["router"]["host"] = "0.0.0.0"
     one.config["worker"] = {"listen": "0.0.0.0:0"}
@@ -26,7 +24,7 @@ def listen_everywhere(one: Deployment) -> None:
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
-def test_no_process_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
+def test_no_process_is_left_behind(tmp_path, how):
     with deployment(tmp_path / how.name, environment={"HOME": str(tmp_path)}) as one:
         if how is signal.SIGTERM:
             listen_everywhere(one)
@@ -58,7 +56,7 @@ def test_no_process_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
 
 
 @pytest.mark.timeout(150)
-def test_ctrl_c_while_engines_load(tmp_path: Path) -> None:
+def test_ctrl_c_while_engines_load(tmp_path):
     with deployment(tmp_path / "early") as one:
         process = one.start("up", "up", "--log-dir", str(tmp_path / "logs"))
         eventually(lambda: "vLLM imported" in process.text, 60, "it has begun")
@@ -68,7 +66,7 @@ def test_ctrl_c_while_engines_load(tmp_path: Path) -> None:
         eventually(lambda: gone(all_of_it), 10, "all have ended")
 
 
-def loads(process: Process, library: str) -> bool:
+def loads(process, library):
     """Return whether it or a child has mapped this library, so that it is in the middle of its imports."""
     try:
         maps = [Path(f"/proc/{one.pid}/maps").read_text() for one in family(process.popen.pid)]
@@ -79,7 +77,7 @@ def loads(process: Process, library: str) -> bool:
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("command", "how"), [("up", signal.SIGINT), ("router", signal.SIGTERM)])
-def test_a_signal_while_vllm_is_imported(tmp_path: Path, command: str, how: signal.Signals) -> None:
+def test_a_signal_while_vllm_is_imported(tmp_path, command, how):
     """`baton up` ends at once and leaves no process. It starts cold: forked processes have imported vLLM."""
     with deployment(tmp_path / "import", cold=True) as one:
         process = one.start(command, command)
@@ -97,7 +95,7 @@ def test_a_signal_while_vllm_is_imported(tmp_path: Path, command: str, how: sign
 
 
 @pytest.mark.timeout(150)
-def test_a_batch_told_to_end_while_it_starts(tmp_path: Path) -> None:
+def test_a_batch_told_to_end_while_it_starts(tmp_path):
     requests = tmp_path / "in.jsonl"
     body = {"model": MODEL_NAME, "prompt": "x"}
     line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
@@ -115,7 +113,7 @@ def test_a_batch_told_to_end_while_it_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(150)
-def test_a_worker_told_to_end_while_it_imports(tmp_path: Path) -> None:
+def test_a_worker_told_to_end_while_it_imports(tmp_path):
     with deployment(tmp_path / "import", cold=True) as one:
         one.start("scheduler", "scheduler")
         process = one.start("prefill", "prefill")
@@ -126,22 +124,22 @@ def test_a_worker_told_to_end_while_it_imports(tmp_path: Path) -> None:
         assert not one.describe().workers
 
 
-def part(one: Deployment, name: str, *, other_than: int = 0) -> psutil.Process:
+def part(one, name, *, other_than=0):
     """Wait for the process of a part of `baton up`, and return it."""
     parent = psutil.Process(one.processes["up"].popen.pid)
 
-    def found() -> psutil.Process | None:
+    def found():
         for child in parent.children():
             with contextlib.suppress(psutil.Error):
                 if " ".join(child.cmdline()).strip() == f"baton {name}" and child.pid != other_than:
                     return child
         return None
 
-    return eventually(found, 30, f"{name} runs")  # type: ignore[return-value]
+    return eventually(found, 30, f"{name} runs")
 
 
 @pytest.mark.timeout(150)
-def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
+def test_what_cannot_come_back_is_done_without(tmp_path):
     """Parts, including the watcher, are restarted. One that dies too often is given up; the others serve.
 
     `baton up` ends with an error when no worker is left.
@@ -150,7 +148,7 @@ def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
         one.up()
         process = one.processes["up"]
 
-        def said(name: str, text: str) -> int:
+        def said(name, text):
             lines = [line for line in process.text.splitlines() if f"] {name} " in line]
             return sum(text in line for line in lines)
 

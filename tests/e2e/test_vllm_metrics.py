@@ -1,13 +1,11 @@
 """The router serves vLLM's own metrics of the engines, for dashboards and autoscalers."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 
 import pytest
 
-from harness.deployment import MODEL_NAME, Deployment, idle
+from harness.deployment import MODEL_NAME, idle
 from harness.prompts import prompts
 from harness.scrape import samples, total
 from harness.support import eventually
@@ -16,9 +14,9 @@ STREAMS = 3
 RUNNING = "vllm:num_requests_running"
 
 
-def figures(one: Deployment) -> dict[str, dict[str, float]]:
+def figures(one):
     """Return name -> engine -> value, summed over an engine's series."""
-    found: dict[str, dict[str, float]] = {}
+    found = {}
     for sample in samples(one.url):
         if sample.name.startswith("vllm:") and "engine" in sample.labels:
             of = found.setdefault(sample.name, {})
@@ -27,7 +25,7 @@ def figures(one: Deployment) -> dict[str, dict[str, float]]:
     return found
 
 
-def loads(one: Deployment, *path: str) -> dict[str, float]:
+def loads(one, *path):
     return {
         worker.identity.worker_id: float(functools.reduce(getattr, path, worker.load))
         for worker in one.describe().workers
@@ -35,11 +33,11 @@ def loads(one: Deployment, *path: str) -> dict[str, float]:
 
 
 @pytest.mark.timeout(120)
-async def test_the_gauges_show_what_runs(one_pair: Deployment) -> None:
+async def test_the_gauges_show_what_runs(one_pair):
     client = one_pair.async_client()
     long = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True}}
 
-    async def keep_running(prompt: list[int]) -> None:
+    async def keep_running(prompt):
         while True:  # a stream may end before the test looks
             async with await client.completions.create(
                 model=MODEL_NAME, prompt=prompt, stream=True, **long
@@ -50,7 +48,7 @@ async def test_the_gauges_show_what_runs(one_pair: Deployment) -> None:
     running = [asyncio.create_task(keep_running(prompt)) for prompt in prompts()[20 : 20 + STREAMS]]
     decode = one_pair.worker("decode")["identity"]["worker_id"]
 
-    def shown() -> dict[str, dict[str, float]] | None:
+    def shown():
         now = figures(one_pair)
         right = now[RUNNING].get(decode) == STREAMS and now[RUNNING] == loads(one_pair, "running")
         return now if right else None
@@ -66,15 +64,15 @@ async def test_the_gauges_show_what_runs(one_pair: Deployment) -> None:
     assert set(figures(one_pair)["vllm:kv_cache_usage_perc"].values()) == {0}
 
 
-def test_the_counters_are_the_engines(one_pair: Deployment) -> None:
+def test_the_counters_are_the_engines(one_pair):
     eventually(lambda: idle(one_pair), 20, "the deployment is idle")
     prefill, decode = (one_pair.workers(role)[0]["identity"]["worker_id"] for role in ("prefill", "decode"))
 
     client = one_pair.client()
     asked = {"max_tokens": 40, "temperature": 0, "extra_body": {"ignore_eos": True}}
 
-    def ask_and_see(before: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-        def shown() -> dict[str, dict[str, float]] | None:
+    def ask_and_see(before):
+        def shown():
             counted, now = loads(one_pair, "counts", "prefix_queries"), figures(one_pair)
             queries = now["vllm:prefix_cache_queries_total"]
             arrived = (
@@ -82,7 +80,7 @@ def test_the_counters_are_the_engines(one_pair: Deployment) -> None:
             )
             return now if arrived and idle(one_pair) else None
 
-        def drafted() -> dict[str, dict[str, float]] | None:
+        def drafted():
             """Ask again: `auto` pauses drafting while drafts do not pay."""
             client.completions.create(model=MODEL_NAME, prompt="Twice the same. " * 20, **asked)
             now = eventually(shown, 20, "the router shows the workers' counters, with this request's")
@@ -105,7 +103,7 @@ def test_the_counters_are_the_engines(one_pair: Deployment) -> None:
     }
 
 
-def test_figures_that_no_router_knows_are_not_served(one_pair: Deployment) -> None:
+def test_figures_that_no_router_knows_are_not_served(one_pair):
     now = figures(one_pair)
     workers = set(now["vllm:cache_config_info"])
     assert workers == {worker.identity.worker_id for worker in one_pair.describe().workers}
@@ -115,18 +113,18 @@ def test_figures_that_no_router_knows_are_not_served(one_pair: Deployment) -> No
     assert set(now["vllm:time_to_first_token_seconds_count"]) == {"0"}
 
 
-def test_the_scheduler_knows_what_an_engine_has_cached(one_pair: Deployment) -> None:
+def test_the_scheduler_knows_what_an_engine_has_cached(one_pair):
     """The engine's cache events and the router's block hashes must match."""
     processes = one_pair.describe().processes
     address = next(one.metrics_address for one in processes if one.kind == "scheduler")
 
-    def known_tokens() -> float:
+    def known_tokens():
         return total(f"http://{address}", "baton_scheduler_prefix_tokens_total")
 
     client = one_pair.client()
     prompt = "A prompt that is asked again and again, so that its blocks are in the prefix cache. " * 8
 
-    def known() -> bool:
+    def known():
         before = known_tokens()
         client.completions.create(model=MODEL_NAME, prompt=prompt, max_tokens=1)
         return known_tokens() >= before + 64
