@@ -24,12 +24,10 @@ from tests.e2e.sharing import SHARING
 FIRST = (
     "kernels/verify/test_verify.py",
     "services/router/http/test_http.py",  # waits
-    "services/decode/test_draft_length.py",
     "kernels/kv_pack/test_kv_pack.py",
     "services/router/test_relay.py",  # waits
     "bench/test_speculation_table.py",
     "scheduler/test_endpoints.py",  # waits
-    "bench/test_tools.py",
     "kernels/verify/test_distribution.py",
     "services/router/http/test_connections.py",  # waits
     "kernels/ngram_match/test_ngram_match.py",
