@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from baton.attempts import BEGINNING_S
 from baton.handoff.reports import Problem
@@ -109,7 +108,7 @@ class Entrance:
         attempt.prepared = self._prepare(attempt, start, complete)
         if attempt.prepared.request.use_structured_output:
             # Before the gate: an engine emptied for a request must not wait for its grammar.
-            self._later(attempt, self._compile(attempt, start.party))
+            self._later(attempt, partial(self._compile, attempt, start.party))
         else:
             self._submit(attempt)
 
@@ -167,21 +166,21 @@ class Entrance:
             attempt.received.prepared()
         if missing := [name for name, item in attempt.images.items() if item is None]:
             raise RequestRefused(Failed.CODE_MEDIA, f"the image {missing[0]} is not here", missing)
-        self._later(attempt, self._bring(attempt, start, rows))
+        self._later(attempt, partial(self._bring, attempt, start, rows))
 
     async def _bring(self, attempt: RunningAttempt, start: Start, rows: Mapping[str, int]) -> None:
         found = await self._embeddings.bring(attempt, start.encoded, rows, start.left_s)
         attempt.images, attempt.preparing = {**(attempt.images or {}), **found}, None
         self._begin(attempt, start)
 
-    def _later(self, attempt: RunningAttempt, work: Coroutine[Any, Any, None]) -> None:
+    def _later(self, attempt: RunningAttempt, work: Callable[[], Awaitable[None]]) -> None:
         task = attempt.preparing = asyncio.create_task(self._guard(attempt, work))
         self._preparing.add(task)
         task.add_done_callback(self._preparing.discard)
 
-    async def _guard(self, attempt: RunningAttempt, work: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, attempt: RunningAttempt, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except Exception as error:  # otherwise the request would wait forever
             if not isinstance(error, RequestRefused | ValueError):
                 logger.exception("request %s cannot begin", attempt.request_id, extra=attempt.log_fields)

@@ -115,7 +115,7 @@ class _Server:
     def _obey(self) -> None:
         try:
             message = self._connection.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):  # the other end has closed, perhaps inside a message
             for trial in self._trials.values():
                 os.kill(trial.pid, signal.SIGKILL)
             os._exit(0)
