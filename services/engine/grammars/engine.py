@@ -37,7 +37,7 @@ class EngineGrammars:
         return self._manager.vllm_config
 
     def compile(self, request: Any, seconds: float) -> Any:
-        """Compile a grammar, which took `seconds` in its trial. If it compiles, the request has it at the end."""
+        """Compile a grammar that took `seconds` in its trial. Then the request has it, unless this fails."""
         lane = self._slow if seconds > SLOW_S else self._quick
         return lane.submit(self._compile, request)
 

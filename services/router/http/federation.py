@@ -34,7 +34,6 @@ UP = "baton_federation_up"
 PROCESS_UP = "baton_process_up"
 Key = TypeVar("Key")
 Parts = list[tuple[Mapping[str, str], bytes | None]]  # labels and metrics of each process; None: no answer
-_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _UP_TEXT = "1 for a process whose metrics are here, 0 for one that did not answer"
 
 
@@ -138,7 +137,11 @@ def _with_labels(line: str, labels: Mapping[str, str]) -> str:
 
 
 def _written(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{key}="{value.translate(_ESCAPED)}"' for key, value in labels.items())
+    return ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items())
+
+
+def _escaped(value: str) -> str:  # faster than translate(), which looks up every character
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, bytes | None]:

@@ -179,14 +179,18 @@ def kept_json(path: Path, what: str, parse: Callable[[Any], T]) -> Iterator[dict
     """
     try:
         with locked(path):
-            before = path.read_bytes() if path.exists() else b"{}"
+            try:
+                before = path.read_bytes()
+            except FileNotFoundError:
+                before = b"{}"
             try:
                 found = {key: parse(value) for key, value in json.loads(before).items()}
             except (ValueError, TypeError, AttributeError) as error:
                 raise AuthorityError(f"the CA's {what} in {path} cannot be read: {error}") from None
+            was = json.dumps(found, indent=1, default=asdict)
             yield found
-            if (text := json.dumps(found, indent=1, default=asdict).encode()) != before:
-                replace(path, text)
+            if (text := json.dumps(found, indent=1, default=asdict)) != was:
+                replace(path, text.encode())
     except OSError as error:
         raise AuthorityError(f"the CA's {what} in {path}: {error.strerror}") from None
 
