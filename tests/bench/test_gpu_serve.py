@@ -5,11 +5,12 @@ from collections import Counter
 
 import pytest
 
-from bench import gpu_answers, gpu_loads
+from bench import gpu_answers, gpu_loads, gpu_serve
 from bench.gpu_answers import ARMS, ENGINE, arm, differences
-from bench.gpu_fleet import blamed, drafts, handoffs, serving, stages
+from bench.gpu_fleet import Served, blamed, drafts, handoffs, serving, stages
 from bench.gpu_loads import ANSWER, closed_loops, figures_of
 from bench.light import Reply
+from harness import stats
 
 STILL = (
     "  [ 10.1 s] still     waiting for shm-decode-0, one-mtp-mixed-0, router; shm-decode-0 said last (x): y\n"
@@ -55,6 +56,21 @@ def test_a_closed_loop_counts_tokens_within_its_time():
     assert (found["answers"], found["failed"]) == (1, 1)
     with pytest.raises(RuntimeError, match="none of 1 answers was complete"):
         figures_of([failed], first=0, last=1)
+
+
+def test_a_part_that_is_run_alone_leaves_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(stats, "RESULTS", tmp_path)
+    served = Served(None, [], {"b": "no memory"}, 3.0)
+    gpu_serve.Results("r").fail(["load"], "1.7", "no memory")
+    assert json.loads((tmp_path / "r.json").read_text())["failures"].keys() == {"load of 1.7B"}
+    gpu_serve.Results("r").keep("1.7", "load", served, {"arms": 1})
+    gpu_serve.Results("r").keep("8", "load", served, {"arms": 2})
+    gpu_serve.Results("r").keep("", "answers", served, {"arms": 3})
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [found["load"]["1.7"]["arms"], found["load"]["8"]["arms"], found["answers"]["arms"]] == [1, 2, 3]
+    assert found["failures"] == {}
+    assert found["answers"]["failed"] == {"b": "no memory"}
+    assert {"command", "when"} <= set(found["answers"]["taken"])
 
 
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: starts four engines")

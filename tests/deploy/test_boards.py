@@ -10,6 +10,7 @@ import yaml
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import REGISTRY
 
+from baton.services.router.vllm import metrics as vllm_metrics
 from deploy.boards.__main__ import BOARDS, DEPLOY, files, main
 from deploy.boards.alerts import ALERTS, RECORDS, RUNBOOKS
 from deploy.boards.model import WINDOW
@@ -65,6 +66,12 @@ def test_boards_are_valid():
         assert board.panels
         numbers = [panel["id"] for panel in json.loads(text)["panels"]]
         assert len(set(numbers)) == len(numbers)
+
+
+def test_the_names_of_an_expression_are_found():
+    expr = "sum(rate(a[1m])) / on () (b or c offset 5m) > bool 3 and histogram_quantile(0.9, d) or (-e)"
+    assert names_in(expr) == {"a", "b", "c", "d", "e"}
+    assert not OTHERS & vllm_metrics.NOT_SERVED
 
 
 EXPRESSIONS = {

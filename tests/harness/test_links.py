@@ -101,6 +101,10 @@ def test_a_rate_is_held_and_loss_is_mended_by_tcp(links):
     assert max(rates) > 2.5  # a busy machine does not always use the link
     wires.be(Wire(delay_ms=1, loss=0.01))
     assert mib_per_s(hosts["a"], hosts["b"], 2) > 0.2
+    wires.be(Wire(loss=0.1))
+    before = wires.counts()["lost"]
+    assert 30 < 300 - len(pings(hosts["a"], hosts["b"], 300)) < 90  # 19 % of the round trips
+    assert wires.counts()["lost"] - before >= 30
 
 
 def test_a_cut_is_between_two_alone_and_heals(links):

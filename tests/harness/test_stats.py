@@ -1,3 +1,4 @@
+import json
 import subprocess
 
 import pytest
@@ -30,7 +31,9 @@ def test_a_result_names_its_commit_and_whether_the_tree_was_changed(tmp_path):
         (tmp_path / "untracked").unlink(missing_ok=True)
 
 
-def test_a_result_has_its_command(monkeypatch):
+def test_a_result_has_its_command(monkeypatch, tmp_path):
+    saved = json.loads(stats.save("one", {"figure": 1}, tmp_path).read_text())
+    assert saved.keys() == {"machine", "tree", "command", "figure"}
     main = str(stats.ROOT / "bench" / "__main__.py")
     monkeypatch.setattr("sys.argv", [main, "preload", "--rounds", "3", "--tcmalloc", "/usr/lib/one.so"])
     assert stats.command() == "python -m bench preload --rounds 3 --tcmalloc FILE"

@@ -90,6 +90,9 @@ def test_placements_are_judged():
         one = told()
         setattr(one, name, {"left": left, "crashes": ["x"], "unhealed": ["x"]}.get(name, 1))
         assert not one.good
+    one = told()
+    one.add([(1.0, 1.1), (2.9, 3.1), (3.5, 3.6), (3.9, 5.0), (5.0, 5.2)], [(3.0, 4.0)])
+    assert (one.calm.count, one.disturbed.count) == (2, 3)
 
 
 class _Schedulers(Site):

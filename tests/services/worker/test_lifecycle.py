@@ -79,11 +79,12 @@ async def test_an_operators_drain_waits_for_requests_and_handoffs_and_can_be_und
     handed = request("handed over while it drains", prompt(100, seed=20))
     async with connected(worker.address) as source, connected(mixed.address) as target:
         begun = await source.prefill(handed)
-        await source.start(request("finishes", prompt(30), max_tokens=300), DECODE)
+        await source.start(request("finishes", prompt(30), max_tokens=1500), DECODE)
         await source.some("finishes", 1)
         async with SchedulerClient(workers.scheduler) as client:
             assert (await client.drain(worker.name)).problem == ""
-        assert len((await source.end("finishes")).tokens) == 300
+        eventually(lambda: not worker.serving(), 10, "it drains")  # a heartbeat tells it
+        assert len((await source.end("finishes")).tokens) == 1500
         status = (await registered(workers))[worker.name]
         assert status.state == scheduler_pb2.WORKER_STATE_DRAINING
         assert worker.exitcode is None  # the handoff has not been pulled
@@ -102,6 +103,7 @@ async def test_an_operators_drain_waits_for_requests_and_handoffs_and_can_be_und
     eventually(lambda: "takes requests again" in again.text, 10, "it is undrained")
     again.signal(signal.SIGTERM)
     assert again.ended() == 0
+    assert worker.name not in await registered(workers)
 
 
 async def test_a_worker_changes_its_role_under_load(workers, mixed):
@@ -131,9 +133,13 @@ async def test_a_worker_changes_its_role_under_load(workers, mixed):
         assert "no worker's id" in (await client.set_role("nobody", decode)).problem
         await source.start(request("holds it", prompt(30), max_tokens=3900), DECODE)
         await source.some("holds it", 1)
+        await source.start(request("finishes", prompt(30), max_tokens=1500), DECODE)
+        await source.some("finishes", 1)
         worker.signal(signal.SIGTERM)
         eventually(lambda: not worker.serving(), 10, "it drains")
         assert "it is draining" in (await client.set_role(worker.name, decode)).problem
+        assert (await registered(workers))[worker.name].state == scheduler_pb2.WORKER_STATE_DRAINING
+        assert len((await source.end("finishes")).tokens) == 1500
         worker.signal(signal.SIGINT)  # a second signal ends it at once
         assert worker.ended(5) == 128 + signal.SIGINT
 
