@@ -15,8 +15,8 @@ from harness.support import CALL_S, eventually
 from tests.fuzz.cuts import cuts, perform
 
 # Examples per operation, each sent as several bodies. Hypothesis begins with the simplest one, an empty body.
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "4"))
-CUTS = 10 * EXAMPLES
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "3"))
+CUTS = 12 * EXAMPLES
 LIMIT_S = 60 + 2 * EXAMPLES
 SETTINGS = settings(
     database=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False
