@@ -36,7 +36,7 @@ class ShardSave:
     request_id: str
     epoch: int
     rank: int
-    shard: bytes = b""  # serialized handoff.Shard; empty with a problem
+    shard: bytes = b""  # serialized handoff.Shard; empty if there was a problem
     saved_at_s: float = 0.0  # CLOCK_MONOTONIC
     save_ms: float = 0.0  # time to save the last part
     problem: Problem | None = None

@@ -148,7 +148,7 @@ class Comparison:
         await asyncio.gather(*(self._cut(feature, number, wish, body, expected, score) for wish in wishes))
 
     async def score_new(self, feature: Feature, wishes: Sequence[str]) -> Score:
-        """Cut an answer for each wish, and request it undisturbed only then, so that none of it is cached."""
+        """Cut one answer per wish, then request it undisturbed: when it is cut, none of it is cached."""
         score = Score(feature.name)
         for number, wish in enumerate(wishes):
             await self._cut(feature, number, wish, feature.body(number, ""), None, score)

@@ -30,7 +30,7 @@ def prompt(engine: Engine, mark: str, seeds: Sequence[int], tail: str = TAIL) ->
 
 
 def prepared(config: Any, mark: str, seeds: Sequence[int], tail: str = TAIL) -> tuple[list[int], list[Any]]:
-    """Do the same without an engine. config: vLLM's ModelConfig."""
+    """Return the same as `prompt`, but without an engine. config: vLLM's ModelConfig."""
     from vllm.multimodal import MULTIMODAL_REGISTRY
     from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.multimodal.processing.context import TimingContext

@@ -106,7 +106,7 @@ class WorkerRecord:
 
     @property
     def placeable(self) -> bool:
-        """Whether it takes new requests: its engine is loaded, and neither it nor any of its gang drains."""
+        """Whether it takes new requests: its engine is loaded; neither it nor a gang member is draining."""
         return self.whole and self.ready
 
     @property

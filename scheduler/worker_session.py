@@ -152,7 +152,7 @@ class WorkerSession:
     def heard(self, line: _Line, reply: pb.HeartbeatReply, took_s: float) -> None:
         if self._on_heartbeat is not None and line.address == self.client.home(self.worker_id):
             self._on_heartbeat(reply, took_s)
-        if self._tasks:  # `start` decides about the first answers
+        if self._tasks:  # before that, `start` handles the replies
             self._hear_drain(asked=self._drain_asked)
 
     @property

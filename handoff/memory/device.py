@@ -111,7 +111,7 @@ class DeviceBlockCache(BlockCache):
             self.give_back(lane)
 
     def room(self, records: int, record_bytes: int) -> torch.Tensor:
-        """Allocate in the queue that will use it: memory freed on the engine's queue may be in use there."""
+        """Allocate on the queue that will use it: on the engine's queue, freed memory may still be in use."""
         return torch.empty((records, record_bytes), dtype=torch.uint8, device=self.on)
 
     def _compile(self) -> None:

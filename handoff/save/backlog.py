@@ -69,7 +69,7 @@ class Backlog:
         self._thread.start()
 
     def add(self, entry: Entry, parts: Sequence[Part], mark: Mark | None) -> None:
-        """Queue records of a published entry. mark: after their step. Raises UnknownHandoff, LeaseExpired."""
+        """Queue records of a published entry, written before `mark`. Raises UnknownHandoff, LeaseExpired."""
         self._staging.check(entry)
         with self._changed:
             stream = self._streams.get(entry.key)

@@ -165,7 +165,7 @@ class Saver:
 def shard_of(
     staging: Staging, offering: Sequence[Transport], entry: Entry, rank: int, chunk_bytes: int
 ) -> Shard:
-    """Describe a published entry, with the transports' offers, which may read it in chunks."""
+    """Describe a published entry, with the transports' offers; a transport may read the entry in chunks."""
     saved = SavedShard(
         request_id=entry.request_id,
         epoch=entry.epoch,

@@ -75,7 +75,7 @@ class Shelf:
         self._lock = threading.Lock()  # guards _kept and _touched; taken before staging's
 
     def put(self, identifier: str, embeddings: Embeddings) -> None:
-        """Keep an image's embeddings, if they are not here. Raises StagingFull."""
+        """Keep an image's embeddings, unless they are here already. Raises StagingFull."""
         if self._find(identifier, embeddings.rows) is not None:
             return
         self._epoch += 1

@@ -156,7 +156,7 @@ def shelf_of(vllm_config: Any) -> Shelf | None:
 
 def _tensor(embeddings: Embeddings) -> torch.Tensor:
     """Return the embeddings on the rank's device: [rows, width]."""
-    data = torch.from_numpy(np.require(embeddings.data, requirements=("A", "W")))  # read-only if it was sent
+    data = torch.from_numpy(np.require(embeddings.data, requirements=("A", "W")))  # may be read-only
     values = data.view(getattr(torch, embeddings.dtype)).view(embeddings.rows, embeddings.width)
     return values.to(current_platform.device_type)
 

@@ -103,7 +103,7 @@ class SchedulerSide:
         return [one.address for one in self._ranks]
 
     def staged(self, timeout_s: float = CALL_TIMEOUT_S) -> Staged:
-        """Ask the ranks how much KV waits. Thread-safe. Raises TransportFailed."""
+        """Ask the ranks how much KV is staged. Thread-safe. Raises TransportFailed."""
         return self.client.staged(self.addresses, timeout_s)
 
     def idle_loads(self, *, told: bool) -> int:
@@ -340,7 +340,7 @@ class SchedulerSide:
             self._saved.append(Saved(*key, None if problem else manifest, problem))
 
     def _manifest(self, key: Key, num_tokens: int, shards: Sequence[ShardSave]) -> Manifest:
-        """Return an unsealed manifest, without the fields that are known at the end."""
+        """Return an unsealed manifest, without the fields that are known only at the end."""
         return Manifest(
             request_id=key[0],
             epoch=key[1],

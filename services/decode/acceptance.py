@@ -29,7 +29,7 @@ MOST_REQUESTS = 4096  # limits memory if requests have few drafts
 ALARM_BELOW = 0.8  # share of the reference
 CLEAR_ABOVE = 0.9  # share of the reference; higher, so that one good request does not clear the alarm
 SIGMAS = 4.0
-LEARN_SIGMAS = 4.0  # a learned reference is lowered by these errors, because the best window is partly luck
+LEARN_SIGMAS = 4.0  # standard errors off a learned reference: the best window is partly luck
 FRUITLESS_DRAFTS = 200  # this many drafts in a row without an accepted token raise the alarm
 FRUITFUL_TOKENS = 5  # accepted tokens that then clear it
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 SPARE = 0.9  # a step shorter than this part of the goal has time to spare
 GROWTH, CUT = 0.25, 0.75  # requests added after a short step; factor after a long one
 MOST_OWED_S = 10.0  # limits the debt if the clock jumps or a step hangs
-MOST_ALONE_S = 0.1  # paid off after one second if the share is a tenth
+MOST_ALONE_S = 0.1  # a debt that is paid off within a second if the share is a tenth
 
 
 class Standing(NamedTuple):

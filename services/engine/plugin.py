@@ -12,7 +12,7 @@ from baton.services.engine import process
 from baton.services.engine.patches import table
 
 # At the first start of each worker, vLLM runs this module in a short-lived process that inspects a model
-# class. The patches would import half of the engine there, so that it would take a third longer.
+# class. The patches would import half of the engine there, and it would take a third longer.
 _INSPECTION = "vllm.model_executor.models.registry"
 
 

@@ -30,7 +30,7 @@ class Budget:
 
     deaths: list[float] = field(default_factory=list)  # within the window
     engine_failures: list[float] = field(default_factory=list)  # likewise; never a reason to give up
-    ended_at: float = 0.0  # the last end; a process that was started before it ends for the same reason
+    ended_at: float = 0.0  # the last end; any process started before then ends for the same reason
     restart_at: float = 0.0
 
     def died(self, now: float, patience: Patience) -> float | None:

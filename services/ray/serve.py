@@ -83,7 +83,7 @@ class _Part:
         met: Meeting = await scheduler.meet.remote(self._role)
         self._tree["scheduler"]["address"] = met.address
         self._tree["security"] = met.part
-        # The part has the identity in its settings; this process is an operator.
+        # The part takes its own identity from its settings; this process acts as an operator.
         mine = Settings(**{**self._tree, "security": met.operator})
         await asyncio.to_thread(identities.take_on, mine, Role.OPERATOR)
         return met.address

@@ -71,7 +71,7 @@ class Encodes:
         return tuple(image for image in self._state.images if image not in elsewhere)
 
     def start(self, on_failed: Callable[[Failure], None]) -> None:
-        """Start all. `on_failed` is called for the first that fails before `came` or `close`."""
+        """Start all encodes. `on_failed` is called for the first that fails before `came` or `close`."""
         self._on_failed = on_failed
         for one in self._encodes:
             one.start()

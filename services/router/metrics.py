@@ -169,7 +169,7 @@ class RouterMetrics(Metrics):
             self._queue_seconds.labels(worker_id).observe(max(0.0, timings.prefill_began - timings.placed))
 
     def delivered(self, state: RequestState) -> None:
-        """Count the last stage of a stream's first token: to the client's socket."""
+        """Count the last stage of a stream's first token: its delivery to the client's socket."""
         self._ttft["deliver"].observe(state.http.first_byte - state.first_token, _exemplar(state))
 
     def gap(self, stage: str, seconds: float) -> None:

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Stalled(RuntimeError):
-    """All tasks wait, and there is no timer."""
+    """All tasks are waiting, and there is no timer."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -67,7 +67,7 @@ class EngineGate:
             step()
 
     def go_on(self, attempt: RunningAttempt, step: Begin) -> None:
-        """Call `step`, after which engine steps include the attempt, as soon as that is allowed."""
+        """Call `step` as soon as that is allowed; from then on, engine steps include the attempt."""
 
         def let_go() -> None:
             attempt.inside = True

@@ -27,7 +27,7 @@ class MediaStore:
     """The images of one worker, by name. For one event loop."""
 
     def __init__(self, decode: Callable[[bytearray], Any], limit: int = STORE_BYTES) -> None:
-        """decode: raises ValueError."""
+        """decode: raises ValueError if an image is unreadable."""
         self._decode = decode
         self._limit = limit
         self._items: OrderedDict[str, tuple[Any, int]] = OrderedDict()  # with sizes in bytes

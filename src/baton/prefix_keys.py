@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 REMOVED = 1 << 63  # set in an operation that removes the block
-KEYS = 1 << 60  # keys are below
+KEYS = 1 << 60  # all keys are below this
 MOST_LEVEL = 15
 MOST_KEYS = 256  # per prompt
 

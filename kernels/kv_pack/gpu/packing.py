@@ -240,7 +240,8 @@ def cut(table: KVTable) -> Cut:
 def _pieces(widths: list[int]) -> tuple[int, int]:
     """Return the elements per piece, a power of two, and the pieces per row: 576 = 9 x 64.
 
-    A thread holds an equal share of each piece, so more of one row, and no row is padded to a power of two.
+    A thread holds an equal share of each piece, so it holds more elements of one row, and no row is padded to
+    a power of two.
     """
     most = max(widths, default=WORD)
     common = math.gcd(*widths, PIECE) if widths else WORD

@@ -72,7 +72,7 @@ class EngineGrammars:
 
 
 def _feed(manager: Any, grammar: Any, request: Any) -> None:
-    """Feed `grammar` the output that a request brings: accept_tokens would need it set in the request."""
+    """Feed `grammar` a request's past output: vLLM's accept_tokens feeds only the request's own grammar."""
     tokens = list(request.output_token_ids)
     start, _ = manager._get_constraint_bounds(request, tokens, spec_tokens_committed=True)
     if start > len(tokens):

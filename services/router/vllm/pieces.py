@@ -78,7 +78,7 @@ RUNS = (
     SPACES,
     IDEOGRAPHS,
     Run(re.compile("[a-z]+"), 1),
-    Run(re.compile(r"[!-&(-/:-@\[-`{-~]+"), 1),  # ASCII signs except the apostrophe
+    Run(re.compile(r"[!-&(-/:-@\[-`{-~]+"), 1),  # ASCII punctuation and symbols, except the apostrophe
     Run(re.compile("[\U0001f600-\U0001f64f]+"), 4),
 )
 
