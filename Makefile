@@ -1,10 +1,10 @@
 # Every target sets up what it needs: the first run makes .venv (a minute), later ones start at once.
 BIN := .venv/bin
-# PYTHON=python3.12 chooses the Python of .venv, where several are there.
+# PYTHON=python3.12 chooses the Python of .venv if several are installed.
 READY := .venv/.ready$(addprefix -,$(notdir $(PYTHON)))
 DOCS_READY := .venv-docs/.ready
 CONFIG ?= deploy/laptop.yaml
-# Many images set it; then every start would compile its imports again.
+# Many images set this variable, with which every start would compile its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup up test pytest null-gpu gpu-kit chaos lint format bench bench-spec table proto docs config-docs patches-docs dashboards clean

@@ -1,4 +1,4 @@
-"""Autoscaling: how many prefill, decode and encode workers the goals need, and the orders that get there.
+"""Autoscaling: how many prefill, decode and encode workers meet the goals, and the orders to get there.
 
     goals       latencies, bounds, patience
     seen        the input of one decision
@@ -8,8 +8,8 @@
     queueing    the share of requests within the goals, for a number of workers
     sizing      the minimum numbers of workers that meet the goals
     orders      from wanted numbers to role changes and places of fleets
-    controller  one step: all of these, with patience, and a check of earlier predictions
+    controller  one step: runs all of the above, with patience, and checks earlier predictions
 
-Nothing here knows a clock, a store or a network: the scheduler (`scheduler/autoscaler.py`) and the simulator
+Nothing here uses a clock, a store or a network: the scheduler (`scheduler/autoscaler.py`) and the simulator
 (`tests/autoscale/simulation.py`) drive the same code.
 """

@@ -50,7 +50,7 @@ class _Speed:
     tokens: float = 0.0
     busy_s: float = 0.0
     computed: float = 0.0  # prompt tokens or images
-    found: float = 0.0  # prompt tokens or images that were kept
+    found: float = 0.0  # prompt tokens or images found in a cache
 
     def fade(self, keep: float) -> None:
         self.tokens, self.busy_s = keep * self.tokens, keep * self.busy_s

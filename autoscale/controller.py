@@ -3,8 +3,8 @@
 The wanted numbers are those that the present demand needs. More workers are ordered at once. A worker is
 removed only if fewer would have sufficed for `down_after_s` without a break: the highest number wanted in
 that time counts, as in Kubernetes' HorizontalPodAutoscaler. A role changes if one side is short and the other
-could spare a worker for `flip_after_s`: that takes a second, where a new worker loads its model. A worker
-that has changed its role keeps the new one for at least as long.
+could spare a worker for `flip_after_s`: that takes a second, whereas a new worker must load its model. A
+worker that has changed its role keeps the new one for at least as long.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Outlook:
     gap_within: float | None
 
     def errors(self, came: Outlook) -> dict[str, float]:
-        """Return the prediction's errors: in per cent of the actual value, or in points for shares."""
+        """Return the prediction's errors: in percent of the actual value, or in percentage points."""
         found = {}
         for name in ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s"):
             if real := getattr(came, name):
@@ -95,8 +95,8 @@ class Controller:
     _capacity: CapacityMeter = field(default_factory=CapacityMeter)
     _history: deque[tuple[float, Counts]] = field(default_factory=deque)
     _flipped: dict[str, float] = field(default_factory=dict)  # worker -> time of its role change
-    _coming: dict[str, float] = field(default_factory=dict)  # place in which a worker is awaited -> since
-    _barred: dict[str, float] = field(default_factory=dict)  # place in which no worker came up -> until
+    _coming: dict[str, float] = field(default_factory=dict)  # place that awaits a worker -> since when
+    _barred: dict[str, float] = field(default_factory=dict)  # place in which no worker came up -> until when
     _forecast: _Forecast | None = None
 
     def step(self, seen: Seen) -> Decision:
@@ -179,7 +179,7 @@ class Controller:
                 self._barred[name] = at + START_S
 
     def _predict(self, demand: Demand, todo: Work, ready: Counts) -> Settled | None:
-        """When the last prediction has expired, make the next one; return the expired one with the facts."""
+        """When the last prediction has expired, replace it, and return it with the actual figures."""
         totals = self._demand.totals
         settled = None
         if self._forecast is not None:

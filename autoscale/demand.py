@@ -65,7 +65,7 @@ class DemandMeter:
         self._last: dict[str, tuple[float, pb.RouterLoad]] = {}
         self._started = False
         self.totals = Totals(0.0)
-        self._requests = 0.0  # per second, smoothed, like the others
+        self._requests = 0.0  # per second, smoothed, like the following figures
         self._prompt_tokens = 0.0
         self._over = 0.0
         self._output_tokens = 0.0

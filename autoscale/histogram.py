@@ -1,7 +1,7 @@
 """Buckets with fixed bounds, so that a distribution is a short list of counts that can be added up.
 
-A bucket holds the values up to its bound and above the previous one; the last one holds all above the last
-bound.
+A bucket holds the values up to its bound and above the previous one; the last bucket holds all values
+above the last bound.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Draft:
         ]
 
     def present(self) -> Counts:
-        """Return the numbers of workers present or ordered, without those that leave."""
+        """Return the numbers of workers present or ordered, without those that are leaving."""
         flipped = {one.worker_id: role for one, role in self.flips}
         stopped = {one.worker_id for one in self.stops}
         count = {role: len(self.coming(role)) for role in SCALED}
@@ -71,7 +71,7 @@ class Draft:
     def empty(self, roles: Collection[Role]) -> list[tuple[str, pb.Place]]:
         """Return the places for any of these roles in which nothing runs or was ordered.
 
-        Those of the emptiest fleet come first.
+        Places in the emptiest fleet come first.
         """
         taken = {*self._there, *self.barred}
         free = []
@@ -88,7 +88,7 @@ class Draft:
         return [(fleet, place) for _, fleet, place in free]
 
     def flip(self, to: Role, most: int, quiet: Mapping[str, float]) -> None:
-        """Change the role of up to `most` workers of the other side, the least busy first; one keeps it.
+        """Change the role of up to `most` workers of the other side, the least busy first, but not of all.
 
         `quiet`: workers that changed their role recently.
         """
@@ -114,9 +114,9 @@ class Draft:
     def stop(self, role: Role, most: int, bounds: Bounds) -> None:
         """Order up to `most` workers of this role to leave: first unregistered ones, then the least busy.
 
-        Among idle workers the last by name goes, `worker-3` before `decode-0`, so temporary workers leave
-        first, and their nodes become free. A worker that no fleet started stays, because nobody could start
-        it again. So does the last ready one of a role that generates.
+        Among equally busy workers, the last by name leaves first, `worker-3` before `decode-0`: temporary
+        workers leave, and their nodes become free. A worker that no fleet started stays, because nobody could
+        start it again. So does the last ready worker of a role that generates.
         """
         for name in self.coming(role)[: max(0, most)]:
             self.remove(name)

@@ -1,12 +1,12 @@
-"""The share of requests within a goal, for a number of workers.
+"""The share of requests within a goal, for a given number of workers.
 
 First tokens: prefill workers are a queue with several servers (M/G/c). The probability of a wait is
 Sakasegawa's approximation (Ann. Inst. Statist. Math. 29, 1977); its length falls off exponentially, as in
 heavy traffic (Kingman, 1962), with a mean that follows from the spread of prompt lengths.
 
 Gaps: a decode worker runs all its requests at once, so their number is that of a queue without waiting
-(M/G/inf): Poisson-distributed, here in its normal approximation. The gap grows with that number, and with the
-gap the time for which a request stays.
+(M/G/inf): Poisson-distributed, here in its normal approximation. The gap grows with that number, and
+the time for which a request stays grows with the gap.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def first_tokens_within(
         return 1.0
     square = sum(seconds * seconds * share for seconds, share in prompts)
     waits: float = usage ** (math.sqrt(2 * (servers + 1)) - 1)
-    # The mean wait follows from the mean rest of a running prompt: mean * (1 + cv^2) / 2 = square / mean / 2.
+    # The mean wait follows from a running prompt's mean residual: mean * (1 + cv^2) / 2 = square / mean / 2.
     length_s = square / mean / (2 * servers * (1 - usage))
     return sum(
         share * (1 - waits * math.exp((seconds - goal_s) / length_s))

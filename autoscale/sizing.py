@@ -15,7 +15,7 @@ from baton.protos import scheduler_pb2 as pb
 CLEAR_S = 5.0  # s; a longer queue than usual should be gone after this
 FULL = 0.9  # share of decode slots in use above which requests in routers count as waiting for decode
 ENCODE_SHARE = 0.5  # share of the time to the first token in which images should be encoded
-FEW = 0.05  # s of one encode worker's work per second; prompts' workers may encode fewer images
+FEW = 0.05  # s of encode work arriving per second; below this, the prompts' workers may encode the images
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Arrivals:
     def least(self, bounds: Bounds, goal_s: float) -> int:
         """Return the minimum number of workers for the goal.
 
-        If no number meets it, because a single one takes longer, the goal is met as far as possible.
+        If no number meets the goal, because one prompt or image takes longer, it is met as far as possible.
         """
         possible = sum(share for seconds, share in self.sizes if seconds < goal_s)
         return _least(bounds, lambda workers: self.within(workers, goal_s) >= TARGET * possible)
@@ -85,7 +85,7 @@ class Work:
         if self.gap is None or workers == 0:
             return None
         each = requests_each(self.gap, self.tokens_per_s, workers)
-        # Overloaded: answers are longer than those that ended so far, or requests pile up.
+        # Overloaded: answers are longer than those that have ended so far, or requests pile up.
         if self.decoding > self.most * workers:
             each = max(each, self.decoding / workers)
         return gaps_within(self.most, each)
@@ -94,7 +94,7 @@ class Work:
         """Return the minimum numbers that meet the goals, within their bounds.
 
         `room`: limit of prefill and decode workers together. A side without known figures keeps its number;
-        one without demand gets its minimum.
+        a side without demand gets its minimum.
         """
         prefill = (
             _stay(goals.prefill, present.prefill)
@@ -121,7 +121,7 @@ class Work:
         )
 
     def _fit(self, counts: Counts, goals: Goals, room: int) -> Counts:
-        """Reduce the numbers, from the side that needs them least, until all workers have room."""
+        """Reduce the numbers, on the side that needs its workers least, until all workers have room."""
         while counts.prefill + counts.decode > room:
             fewer = []
             if counts.prefill > goals.prefill.least:
@@ -135,7 +135,7 @@ class Work:
 
 
 def work(demand: Demand, capacity: Capacity, members: Sequence[Member], goals: Goals) -> Work:
-    """Return the work caused by `demand`, and that queued at `members`."""
+    """Return the work caused by `demand`, and the work queued at `members`."""
     queued_images = sum(one.queued_tokens for one in members if one.role == pb.ROLE_ENCODE)
     queued = sum(one.queued_tokens for one in members) - queued_images
     decodes = [one for one in members if one.role == pb.ROLE_DECODE and one.ready]

@@ -6,7 +6,7 @@ without classes. In each arm of a round the interactive requests arrive at the s
 tokens so that the prefix cache cannot help. In a fifth arm they arrive while a loop keeps the decode workers'
 cores busy, which shows how long they wait for the CPU.
 
-Batch work can use the time in which the busiest engine runs no step while interactive requests are alone. The
+Batch work can use the time in which the busiest engine runs no step under interactive requests alone. The
 batch generator shares the cores, so it runs at nice 10 and in its own process, where it cannot delay the
 interactive generator.
 """

@@ -1,7 +1,7 @@
 """Check that each fault of the chaos harness raises its alert, and that healthy minutes raise none.
 
-    python -m bench faults                        all, after 30 healthy minutes: an hour and a half
-    python -m bench faults --healthy 60 --only kill-decode --only kill-redis     the others keep their figures
+    python -m bench faults                        all faults, after 30 healthy minutes: 1.5 hours
+    python -m bench faults --healthy 60 --only kill-decode --only kill-redis   other faults keep their figures
     python -m bench faults --page                 write docs/runbooks/README.md from the last figures
 
 Needs Debian's prometheus. Writes bench/results/fault-catalogue.json and docs/runbooks/README.md.

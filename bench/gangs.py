@@ -1,9 +1,9 @@
 """`python -m bench gangs [--rounds 15] [--wakes 200]`: what lock-step costs an engine.
 
 Engines of a tiny GLM-4-MoE run on a core each, without a scheduler or a router. Arms alternate in either
-order, and ratios are taken pair by pair. Gangs of one, which differ least, have four times as many rounds:
+order, and ratios are taken pair by pair. Gangs of one differ least, so they have four times as many rounds.
 
-    control two plain engines, one of them as the gang: how far equal engines differ
+    control two plain engines, one of which stands in for the gang: how far equal engines differ
     one     an engine without lock-step, and the same engine as a gang of one, which only this bench has
     two     two plain engines, and a gang of two, all with the same requests
     idle    a plain engine, and a gang of two in which only one engine has requests

@@ -1,6 +1,6 @@
 """Measure handoffs on a GPU without an engine: saves, loads, and how much they slow an engine's steps.
 
-    python -m bench gpu                  all, some minutes
+    python -m bench gpu                  everything, in some minutes
     python -m bench gpu --device cpu --layers 2 --tokens 512 --width 256 --skip-kernels      to try it
 
 Runs the kernels first (bench/kernels.py), each checked against its reference. Then it uses the KV cache of an
@@ -195,7 +195,7 @@ def handoffs(site: Site) -> dict[str, Any]:
 
 
 def _compare(site: Site) -> None:
-    """Raise AssertionError unless the loaded blocks equal the saved ones."""
+    """Check that the loaded blocks equal the saved ones. Raises AssertionError."""
     saved, loaded = (
         np.empty((len(part.block_ids), site.cache.record_bytes), np.uint8)
         for part in (site.parts[0], site.others[0])

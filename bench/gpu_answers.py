@@ -21,7 +21,7 @@ from harness.support import ROOT
 FOLDER = ROOT / "deploy" / "demo-model"
 DEMO, DEMO_MTP, EAGLE3 = (str(FOLDER / name) for name in ("weights", "weights-mtp", "eagle3"))
 REFERENCE = "one"
-KILLED, KILLED_MTP = "killed", "killed-mtp"  # their decode worker is killed in mid-answer
+KILLED, KILLED_MTP = "killed", "killed-mtp"  # their decode worker is killed mid-answer
 LONG, KILLED_FROM = 512, 64  # tokens of the answer whose worker is killed, and how many it has by then
 LOOKS, LOOK_S = 10, 0.1
 REQUEST_S = 90.0  # the first requests compile
@@ -102,8 +102,8 @@ ENGINE = {
 async def compare(served: Served, tokens: int, keep: Keep) -> None:
     """Compare the arms' answers with the reference's, then measure their handoffs.
 
-    All arms answer at the same time. Handoffs are measured one arm at a time, because all share the GPU, and
-    with prompts that no worker has cached. `keep` gets the figures after each arm.
+    All arms answer at the same time. Handoffs are measured one arm at a time, because the arms share the
+    GPU, and with prompts that no worker has cached. `keep` gets the figures after each arm.
     """
     tokenizer = Tokenizer.from_file(f"{DEMO}/tokenizer.json")
     prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]

@@ -1,4 +1,4 @@
-"""Deploy several models on one GPU with one `baton up`, without the arms that cannot start.
+"""Deploy several models on one GPU with one `baton up`, leaving out arms that cannot start.
 
 An arm is an entry of `models:` in the configuration. `baton up` forks its processes after importing vLLM, so
 a deployment pays for the import once.
@@ -85,7 +85,7 @@ def serving(
     cold: bool = True,
     **sections: Any,
 ) -> Iterator[Served]:
-    """Serve those of the arms that can start on one GPU. Raises StartFailed if none can.
+    """Serve the arms that can start on one GPU. Raises StartFailed if none can.
 
     engine: the common `engine` section; sections: further ones; limit_s: the timeout of a start; cold: run
     the command as a user does instead of forking it.

@@ -1,7 +1,7 @@
 """Run two loads on one GPU: streams while long prompts arrive, and closed loops of clients.
 
-Closed-loop clients send their next request as soon as an answer is complete. They run in several processes,
-because one could not read the tokens of hundreds of streams. Requests of the first quarter do not count,
+Closed-loop clients send their next request as soon as an answer is complete. They run in several processes:
+a single one could not read the tokens of hundreds of streams. Requests of the first quarter do not count,
 because all clients start at once.
 """
 
@@ -47,7 +47,7 @@ READY_S = 60.0  # time for the processes to import this module
 SOON_S = 0.2  # time for them to receive their job
 SLACK_S = 10.0  # time for them to send their figures
 Figures = dict[str, float]
-# An error that ends only one turn.
+# Errors that end only one turn.
 PROBLEMS = (aiohttp.ClientError, RuntimeError, OSError, multiprocessing.TimeoutError)
 
 

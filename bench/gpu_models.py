@@ -1,4 +1,4 @@
-"""Compare models of many kinds, served by 1P1D with and without drafts, with one engine, on one GPU.
+"""Compare models of many kinds on one GPU: 1P1D, with and without drafts, against one engine.
 
 The models are the tiny ones of harness.architectures in bfloat16. Batches that verify drafts
 have other shapes than those that compute one token per request, so near-ties can flip. Models that take

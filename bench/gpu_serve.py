@@ -1,6 +1,6 @@
 """Measure Baton with several workers on one GPU (fleet.devices).
 
-    python -m bench gpu-serve                                  all, within 8 minutes on an H100
+    python -m bench gpu-serve                                  the first three parts, 8 minutes on an H100
     python -m bench gpu-serve --parts answers --arms one shm   one part, and some of its arms
     python -m bench gpu-serve --parts load --sizes 8 --clients 64
 

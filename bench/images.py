@@ -1,7 +1,7 @@
 """`python -m bench images [FAMILY ...]`: answers about images by every arrangement of workers.
 
 Each family's tiny model gets 20 conversations, one after another, and its greedy answers are compared with
-those of stock vLLM. An image is new, comes again, comes again with other text, or is in an earlier turn.
+those of stock vLLM. An image is new, repeated, repeated with other text, or in an earlier turn.
 Families that are not named keep their results.
 """
 

@@ -1,8 +1,8 @@
 """Measure text streams beside images, repeated images, and bytes on the wire, by arrangement of workers.
 
 Closed-loop text streams run while prompts with an image of 1,024 tokens arrive at a steady rate. Then images
-are sent one at a time: new ones, and the same again behind other text, where no cached KV fits. The encode
-worker of `room for one` keeps the embeddings of a single image, so it computes all of these anew.
+are sent one at a time: new ones, and the same ones after other text, so that no cached KV fits. The encode
+worker of `room for one` keeps the embeddings of a single image, so it computes each image anew.
 
 All deployments stay up, and the load alternates between them. On two cores, E and P share one.
 """
@@ -99,7 +99,7 @@ def _beside(one: Deployment, seconds: float, seed: int) -> dict[str, float]:
 
 
 def _alone(one: Deployment, turn: int) -> dict[str, float]:
-    """Send new images, then the same after other text. Return ms to the first token, and MiB, per image."""
+    """Send new images, then repeat them after other text. Return ms to the first token and MiB per image."""
     images = [_image(100 + turn, number) for number in range(REPEATED)]
     kinds: dict[str, list[Prompt]] = {
         "new": [[asked(image)] for image in images],

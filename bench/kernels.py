@@ -115,7 +115,7 @@ def main(arguments: list[str]) -> None:
     for name, module in modules.items():
         try:
             module.check(given.device)
-        except Exception as error:  # noqa: BLE001 (reported; the other operations go on)
+        except Exception as error:  # noqa: BLE001 (reported; the other operations continue)
             wrong.append(name)
             print(f"{name} is wrong on {given.device} and not measured: {error!r}", file=sys.stderr)
             continue

@@ -1,7 +1,7 @@
 """`kv_pack` for `python -m bench kernels`: its check, its shapes, and plain torch.
 
 64 layers x 2,048 tokens in blocks of 16, scattered over caches four times as large: attention with 8 KV heads
-of 128, and MLA's latent of 576, in bfloat16. The CPU measures only 4 layers.
+of 128, and MLA's latent of 576, in bfloat16. On the CPU, there are only 4 layers.
 """
 
 from __future__ import annotations

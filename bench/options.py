@@ -10,8 +10,9 @@ from typing import Any
 def options(doc: str | None, arguments: list[str], names: str = "", /, **flags: Any) -> argparse.Namespace:
     """Parse a bench's command line. A flag is its default, or a tuple of default, help and choices.
 
-    A type instead of a default means None. A list makes a repeatable flag of several values; a list of a type
-    is empty by default. `names` is the help for positional arguments; without it the bench takes none.
+    A type instead of a default means a default of None. A list makes a repeatable flag of several values; a
+    list of a type is empty by default. `names` is the help for positional arguments; without it there are
+    none.
     """
     parser = argparse.ArgumentParser(
         prog=" ".join(["python -m bench", *sys.argv[1:2]]),

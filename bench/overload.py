@@ -1,4 +1,4 @@
-"""Send five times as many requests as a deployment can serve: latencies of admitted and refused ones.
+"""Send five times as many requests as a deployment can serve; measure admitted and refused requests.
 
 1P1D of the demo model runs on two cores, without speculation, so that an event is a token. Capacity is the
 rate of four closed-loop streams, one for each slot of the decode worker (max_num_seqs 4). Then requests

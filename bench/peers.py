@@ -48,7 +48,7 @@ class Arm:
     decode: str = ""  # the address of vLLM's decode server
 
     def check(self) -> None:
-        """Raise RuntimeError unless KV was transferred: vLLM silently recomputes a prompt if that fails."""
+        """Raise RuntimeError if a KV transfer failed, or there was none: vLLM silently recomputes prompts."""
         if not self.decode:
             return
         counts = {sample.name: sample.value for sample in samples(self.decode) if "nixl" in sample.name}

@@ -2,7 +2,7 @@
 
     python -m bench prefixes [--workers 10 100 1000 3000]
 
-Timed are the router's hashing, its call over real gRPC and the scheduler's choice and booking; router and
+The times include the router's hashing, its call over gRPC, the scheduler's choice and its booking; router and
 scheduler share one process and core. Workers report the blocks of earlier turns. If too few prompts are found
 in caches, the run fails.
 """
@@ -42,7 +42,7 @@ TURN = 500  # tokens
 
 def main(arguments: list[str]) -> None:
     given = options(__doc__, arguments, workers=[10, 100, 1_000, 3_000])
-    collect_seldom()  # the product's processes do, too
+    collect_seldom()  # as the product's processes do
     result: dict[str, Any] = {"block_tokens": BLOCK, "prompt_tokens": PROMPT}
     result["turns"] = {str(many): _shown(uvloop.run(turns(many)), many) for many in given.workers}
     save("prefixes", result)

@@ -164,7 +164,7 @@ def cpu_s(routers: list[psutil.Process]) -> tuple[float, float]:
 
 
 def compare_processes(given: argparse.Namespace) -> None:
-    """Measure every number of processes with every flush, alternating."""
+    """Measure every number of processes with every flush interval, alternating."""
     interval_ms = given.interval_ms[0]
     arms = [(count, flush_ms) for count in given.processes for flush_ms in given.flush_ms]
     runs: dict[tuple[int, float], list[dict[str, Any]]] = {arm: [] for arm in arms}

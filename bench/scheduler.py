@@ -159,7 +159,7 @@ def _watch(
     *,
     stops: bool,
 ) -> list[_Used]:
-    """Return the CPU time before the load and in each of its parts. `stops` stops Redis in the first part."""
+    """Return the CPU time before the load and in each of its parts. stops: stop Redis in the first part."""
     held, hasty = parts_of(begin, seconds)
     found = []
     for part in (Part(begin - IDLE_S, begin), held, hasty):

@@ -8,7 +8,7 @@ fast as they can; each has its own connection to each scheduler and polls snapsh
 as JSON, including how late this process woke up: if it lags, placement times are not the scheduler's. Workers
 print "ready" once all are ready.
 
-Import only modules that older versions of the product have: this measures other checkouts, too.
+Import only modules that older versions of the product have: this file also measures other checkouts.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _capacity() -> pb.Capacity:
 
 
 def main(kind: str, address: str, *rest: str) -> None:
-    collect_seldom()  # the product's processes do, too
+    collect_seldom()  # as the product's processes do
     # Otherwise the routers of this process would share a connection.
     rpc.CHANNEL_OPTIONS.append(("grpc.use_local_subchannel_pool", 1))
     if kind == "workers":

@@ -44,7 +44,7 @@ def engine_settings() -> dict[str, Any]:
 
 
 def longer(tokens: int) -> dict[str, Any]:
-    """Return the same for requests of up to `tokens` tokens: same weights, another configuration."""
+    """Return `engine_settings` for requests of up to `tokens` tokens: same weights, another configuration."""
     settings, folder = engine_settings(), FOLDER.with_name(f"{MODEL_NAME}-{tokens}")
     folder.mkdir(exist_ok=True)
     for file in FOLDER.iterdir():
@@ -58,7 +58,7 @@ def longer(tokens: int) -> dict[str, Any]:
 
 @contextmanager
 def up(prefill: int = 1, decode: int = 1, mixed: int = 0, *flags: str, **config: Any) -> Iterator[Deployment]:
-    """Serve the 80 M model, with further sections of `config`, during the block. flags: of `baton up`."""
+    """Serve the 80 M model during the block, with `config` as further sections, `flags` for `baton up`."""
     config = {"engine": engine_settings(), **config} if "engine" not in config else config
     with tempfile.TemporaryDirectory() as folder, deployment(Path(folder), **config) as one:
         yield one.up(prefill, decode, mixed, *flags)
@@ -67,7 +67,7 @@ def up(prefill: int = 1, decode: int = 1, mixed: int = 0, *flags: str, **config:
 def in_turns(
     arms: Mapping[str, A], rounds: int, measure: Callable[[A, int], dict[str, float]]
 ) -> dict[str, list[dict[str, float]]]:
-    """Measure every arm once per round, A B A B, so that other work on the machine affects all alike."""
+    """Measure every arm once per round, A B A B, so that other work on the machine affects all arms alike."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     for number in range(rounds):
         for name, arm in arms.items():

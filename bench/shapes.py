@@ -2,8 +2,8 @@
 
 A shape is how many engines and ranks compute a model together. Each case runs on a prefill worker, on a
 decode worker and on both; the other worker is a plain engine. The same prompts are sent greedily, one at a
-time and four at a time, and the answers compared with those of one mixed worker without speculation. Cases
-that are not named keep their results.
+time and four at a time, and the answers are compared with those of one mixed worker without speculation.
+Cases that are not named keep their results.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def deployed(
 
 @contextmanager
 def _hosts(number: int, folder: Path) -> Iterator[list[Host | None]]:
-    """Make hosts; one is this machine itself."""
+    """Make hosts. A single host is this machine itself."""
     if number == 1:
         yield [None]
         return

@@ -4,10 +4,10 @@
     python -m bench simulate --trace FILE --split 8 8 --profile FILE    a Mooncake trace, another fleet
     python -m bench simulate --size                  1,000 workers: how fast the simulator is
     python -m bench simulate --measure               measure the profile of the 80 M model on this machine
-    python -m bench simulate --validate              compare its prediction for 2P2D with a real one
+    python -m bench simulate --validate              compare its prediction for 2P2D with a real deployment
 
 A simulation is reproducible from its seed; only its speed depends on the machine. docs/simulator.md describes
-what is simulated. `baton tune` searches the best split for a trace.
+what is simulated. `baton tune` searches for the best split for a trace.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def compare(urls: dict[str, str], asked: dict[str, Asked], rounds: int) -> dict[
                 for name, url in urls.items():
                     gc.collect()
                     got = asyncio.run(answers(url, pairs[:count], streams))
-                    # Drafted tokens arrive in bunches, so the time counts from the request on.
+                    # Drafted tokens arrive in bunches, so the time is measured from the request.
                     each = [1e3 * (one.arrivals[-1] - one.asked) / one.tokens for one in got]
                     ms[name].append(median(each))
             row = {name: round(median(values), 3) for name, values in ms.items()}

@@ -24,7 +24,7 @@ class Table:
     columns: str
     labels: tuple[str, ...] = ()  # heads of the label columns
     turned: bool = False  # transposed
-    parts: tuple[str, ...] = ()  # the parts of a file whose parts have their own commands
+    parts: tuple[str, ...] = ()  # the parts shown, if each part of the file has its own command
 
     def cells(self) -> Iterator[tuple[str, str, str]]:
         """Yield each column's key, head and format."""

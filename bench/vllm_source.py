@@ -1,7 +1,7 @@
 """Load functions from vLLM's Python files without importing vLLM.
 
 Its Triton kernels need only torch and triton, but the modules that define them need all of vLLM. The files
-are searched in an installed vLLM or in a folder `vllm` next to `bench` (docs/kernels.md lists them).
+are looked up in an installed vLLM or in a folder `vllm` next to `bench` (docs/kernels.md lists them).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A container's health check: exit with status 0 when the gRPC server at HOST:PORT is serving.
 
-A second argument names one of its services. With security.tls the check uses the certificate of the server
-itself, in BATON_SECURITY__FOLDER.
+A second argument names one of its services. With security.tls the check uses the server's own certificate,
+in BATON_SECURITY__FOLDER.
 """
 
 import os

@@ -35,7 +35,7 @@ class Kept(Generic[C, S]):
     """A channel and its stub. The stub is kept because making one takes as long as a call."""
 
     address: str
-    credentials: object  # the channel was made with these
+    credentials: object  # used to make the channel
     channel: C
     stub: S
     calls: int = 0
@@ -44,8 +44,8 @@ class Kept(Generic[C, S]):
 class ChannelCache(Generic[C, S]):
     """Cache channels to workers by address, because connecting costs more than a call. Thread-safe.
 
-    A channel with a call is not closed, so there may be more than the limit. When this process's certificate
-    is replaced, new calls get new channels, and calls on the old ones may finish.
+    A channel in use is not closed, so there may be more channels than the limit. When this process's
+    certificate is replaced, new calls get new channels, and calls on the old ones may finish.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ChannelCache(Generic[C, S]):
 
     @property
     def credentials(self) -> Credentials | None:
-        """The credentials of new channels; a new object after each replacement."""
+        """The credentials for new channels; a new object after each replacement."""
         return self._dialler.credentials
 
     def begin(self, address: str) -> Kept[C, S]:
@@ -173,7 +173,7 @@ class HandoffClient:
         return found
 
     def staged(self, addresses: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> Staged:
-        """Return how much KV waits on these ranks. Raises TransportFailed."""
+        """Return how much KV is waiting to be pulled on these ranks. Raises TransportFailed."""
         calls = [self.call("Staged", address, pb.StagedRequest(), timeout_s) for address in addresses]
         try:
             replies = [call.result() for call in calls]
@@ -195,7 +195,7 @@ class HandoffClient:
         """Make each of these ranks pull a test payload from a rank of another worker, concurrently.
 
         If the numbers of ranks differ, some ranks take part in several rounds. Returns the total bytes and
-        the sum over rounds of the slowest rank's seconds, or a problem.
+        the seconds that the slowest rank of each round took, summed over the rounds; or a problem.
         """
         count, total = max(len(ranks), len(sources)), pb.TrialReply()
         pairs = list(itertools.islice(zip(itertools.cycle(ranks), itertools.cycle(sources)), count))

@@ -36,13 +36,13 @@ class Facts:
     parallel_sizes: Mapping[str, int]  # keyed by vLLM's name
     speculative_method: str  # empty without a drafter that keeps KV
     drafter: Mapping[str, Any]  # its configuration
-    drafter_fingerprint: str  # hash of its weights; empty if they are the model's
+    drafter_fingerprint: str  # hash of its weights; empty if they are part of the model's weights
     drafter_quantization: str
     layers: tuple[CacheLayer, ...]  # all stages' layers, including the drafter's
 
 
 def in_words(facts: Facts) -> dict[str, str]:
-    """Describe the facts for people, without absent ones. Different descriptions mean different hashes."""
+    """Describe the facts for people, omitting absent ones. Different descriptions mean different hashes."""
     words = {
         "handoff protocol": str(PROTOCOL),
         "vLLM": facts.vllm_version,

@@ -11,13 +11,13 @@ from baton.handoff import ports
 from baton.handoff.errors import HandoffError
 
 MIB = 1 << 20
-MAX_PULL_S = 600.0  # upper limit of a pull, because it holds memory and a thread at the source
-EARLY_PULL_S = 540.0  # limit of an early pull, during the prefill; it is retried once the prompt is complete
+MAX_PULL_S = 600.0  # maximum duration of a pull, which holds memory and a thread at the source
+EARLY_PULL_S = 540.0  # limit for an early pull, during the prefill; then retried once the prompt is complete
 
 
 @dataclass(frozen=True)
 class HandoffConfig:
-    """The section `handoff` of the settings, and facts about the worker."""
+    """The `handoff` section of the settings, and facts about the worker."""
 
     worker_id: str
     transports: Sequence[str] | None  # best first; None: all usable ones
@@ -37,7 +37,7 @@ class HandoffConfig:
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> HandoffConfig:
-        """Convert values that services/config has checked one by one. Raises HandoffError."""
+        """Convert values that services/config has already checked individually. Raises HandoffError."""
         config = cls(**extra)
         if is_wildcard(config.published_host):
             raise HandoffError(

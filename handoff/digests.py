@@ -2,8 +2,8 @@
 
 They detect truncation, reused memory and mix-ups. Protection against forgery is TLS's job (docs/security.md).
 A record is digested where it is packed, on a GPU too (kernels/kv_pack/README.md has the maths). The attempt's
-seed and the record's index in the prompt are added to that, so KV of another request, attempt or part of the
-text never passes, even with its own valid digest.
+seed and the record's index in the prompt are added to this digest, so KV of another request, attempt or part
+of the prompt never passes, even with its own valid digest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def of_records(records: Bytes, seed_value: int, first_block: int) -> Digests:
 
 
 def compare(what: str, first_block: int, came: Digests, saved: Digests) -> None:
-    """Raise DigestMismatch, which names the first block that differs, unless all digests are equal."""
+    """Raise DigestMismatch, naming the first block that differs, if any digests differ."""
     wrong = came != saved
     if wrong.any():
         bad = int(wrong.argmax())

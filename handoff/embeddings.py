@@ -19,7 +19,7 @@ class Form:
     """The form of a model's embeddings."""
 
     compatibility_hash: str  # hex; equal on all workers whose embeddings are the same
-    width: int  # values of a row
+    width: int  # values per row
     dtype: str  # as torch names it, without "torch."
 
     @property

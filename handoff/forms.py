@@ -5,12 +5,12 @@ Two workers may be divided differently, because the compatibility hash covers th
 division.
 
     heads of a layer     0 1 2 3
-    two ranks            0 1|2 3        rank 0 of one takes 0 1 from rank 0 of two, and 2 3 from its rank 1
-    eight ranks          0|0|1|1|2|2|3|3        fewer heads than ranks: several ranks have the same
+    two ranks            0 1|2 3        a single rank takes 0 1 from rank 0 of these, and 2 3 from rank 1
+    eight ranks          0|0|1|1|2|2|3|3        fewer heads than ranks: several ranks have the same head
 
 MLA's latent counts as one head, which every rank has. Ranks, and their shards, are numbered stage after
-stage. The layers of all stages have one order, by group and then by position: in it they are numbered, hashed
-and packed into records.
+stage. The layers of all stages have one order, by group and then by position, in which they are numbered,
+hashed and packed into records.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CacheLayer:
 class Form:
     ranks: int  # tensor-parallel ranks of each stage, one shard each
     wire_dtype: str
-    stages: tuple[tuple[int, ...], ...] = ()  # numbers of each pipeline stage's layers; (): one stage has all
+    stages: tuple[tuple[int, ...], ...] = ()  # layer numbers of each pipeline stage; (): a single stage
 
     @property
     def shards(self) -> int:
@@ -104,14 +104,14 @@ class Share:
 
 
 def position(name: str) -> tuple[str | int, ...]:
-    """Return the sort key of a layer's name, in which numbers count as numbers."""
+    """Return a sort key for a layer's name that compares the numbers in it numerically."""
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))
 
 
 def joined(
     stages: Sequence[Sequence[CacheLayer]],
 ) -> tuple[tuple[CacheLayer, ...], tuple[tuple[int, ...], ...]]:
-    """Return the layers of all stages in order, and the numbers of each stage's; () for a single stage."""
+    """Return the layers of all stages in order, and each stage's layer numbers; () for a single stage."""
     every = itertools.chain.from_iterable(stages)
     layers = tuple(sorted(every, key=lambda layer: (layer.group, position(layer.name))))
     numbers = {layer: number for number, layer in enumerate(layers)}
@@ -134,7 +134,7 @@ def part_bytes(layer: CacheLayer, form: Form, rank: int) -> int:
 
 
 def record_bytes(layers: Sequence[CacheLayer], form: Form, rank: int) -> int:
-    """Return the size of a rank's records in bytes: all groups use that of the largest group."""
+    """Return the size of a rank's records in bytes: the largest group's size, which all groups use."""
     sizes: dict[int, int] = {}
     for layer in (layers[number] for number in form.layers_of(rank, len(layers))):
         sizes[layer.group] = sizes.get(layer.group, 0) + part_bytes(layer, form, rank)

@@ -9,8 +9,9 @@ A frame is a prefix of 16 bytes, a head and a body:
     SHUT  head: a text                          the rank hangs up; never sealed
 
 A puller begins with GREETING and a session from the rank's Handoff service (Connect). With TLS that call also
-returns keys, and all but the greeting and SHUT is sealed (security/sealing.py): the head with the prefix as
-associated data, then the body in pieces. System calls time out five times a second, for `look` to stop them.
+returns keys, and all bytes except the greeting and SHUT are sealed (security/sealing.py): the head with the
+prefix as associated data, then the body in pieces. System calls time out five times a second, so that `look`
+can stop a transfer.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Broken(BatonError):
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame without its body. In a received frame of records, the head is still to be received, too."""
+    """A frame without its body. For received records, the head has not been read yet either."""
 
     kind: bytes
     head: bytes = b""
@@ -209,7 +210,7 @@ class Line:
             raise Broken(error.strerror or str(error)) from None
 
 
-_scratches: list[memoryview] = []  # unused ones
+_scratches: list[memoryview] = []  # unused
 
 
 @contextlib.contextmanager

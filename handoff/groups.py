@@ -23,7 +23,7 @@ class CacheGroup:
     """One group's rule for which blocks the next token needs."""
 
     block_size: int  # tokens
-    window: int = 0  # tokens attended to, including the next one; 0: all
+    window: int = 0  # tokens attended to, including the next one; 0: all tokens
     chunk: int = 0  # tokens; attention goes back to the start of the next token's chunk; 0: no chunks
     state: str = ""  # describes the state kept, in one block, instead of tokens' KV; empty if there is none
 
@@ -44,7 +44,7 @@ class CacheGroup:
         return not (self.window or self.chunk or self.state)
 
     def serves(self, saved: int, wanted: int) -> bool:
-        """Return whether a save of `saved` tokens serves the first `wanted`; a state cannot be cut."""
+        """Return whether a save of `saved` tokens can serve the first `wanted`; a state cannot be cut."""
         if self.state:
             return saved == wanted
         return wanted <= saved and self.live(wanted).start >= self.live(saved).start
@@ -111,7 +111,7 @@ def saved_parts(
 def loaded_parts(
     groups: Sequence[CacheGroup], tables: Sequence[Sequence[int]], saved: int, wanted: int, have: int
 ) -> tuple[Part, ...]:
-    """Return the parts of a save of `saved` tokens that the first `wanted` need; `have` are cached."""
+    """Return the parts, of a save of `saved` tokens, that `wanted` tokens need if `have` are cached."""
     parts, place = [], 0
     for number in in_order(groups):
         group, table = groups[number], tables[number]

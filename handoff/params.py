@@ -1,7 +1,7 @@
 """The host's orders to the connector: `Request.kv_transfer_params`, never set by a client.
 
-A SAVE, and a PREFILL that is handed over, carries `save_params`, a request that loads KV `load_params`, any
-other None. The connector reports the outcome as a `Saved` or `Loaded` (reports.py).
+A SAVE, or a PREFILL that is handed over, carries `save_params`; a request that loads KV carries
+`load_params`; others carry None. The connector reports the outcome as a `Saved` or `Loaded` (reports.py).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class SaveWish:
     """Save the KV of the request's prompt for another worker."""
 
     epoch: int
-    cached: bool = False  # only if the prefix cache holds it, except for the last block or two
-    prefix: LoadWish | None = None  # load its first tokens before computing the rest
+    cached: bool = False  # save only if the prefix cache holds the prompt, except for the last block or two
+    prefix: LoadWish | None = None  # load the prompt's first tokens before computing the rest
 
 
 Params = Mapping[str, Any]
@@ -42,7 +42,7 @@ def save_params(epoch: int, *, cached: bool = False, prefix: Params | None = Non
 
 
 def load_params(epoch: int, tokens: int, manifest: Manifest | None = None, saved_as: str = "") -> Params:
-    """Without a manifest, blocks are reserved until `begin_load` or `complete_load` brings one."""
+    """Order a load; without a manifest, its blocks wait until `begin_load` or `complete_load` brings one."""
     return {KEY: LoadWish(epoch, tokens, manifest, saved_as)}
 
 

@@ -17,5 +17,5 @@ def for_records(port: int) -> int:
 
 
 def of_worker(port: int, ranks: int) -> range:
-    """Return all ports of a worker, given `handoff.port`; none if they are free ports."""
+    """Return all ports of a worker, given `handoff.port`; none if the system chooses them."""
     return range(port, port + 2 * ranks) if port else range(0)

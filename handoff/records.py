@@ -15,8 +15,8 @@ Digests = npt.NDArray[np.uint64]
 class Records:
     """Consecutive records, from block `first_block` on.
 
-    data: [n, record_bytes] uint8, valid until the next records are requested. digests: [n], from where the
-    records were packed; pass them on unchanged.
+    data: [n, record_bytes] uint8, valid until the next records are requested. digests: [n], computed
+    where the records were packed; pass them on unchanged.
     """
 
     first_block: int

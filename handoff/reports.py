@@ -1,4 +1,4 @@
-"""Results of saves and loads: of single ranks for the scheduler's side, and of all ranks for the host."""
+"""Results of saves and loads: of individual ranks for the scheduler's side, and of all ranks for the host."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A load has ended; `problem` if it failed. Zero blocks and no problem: the prefix cache had it all."""
+    """A load has ended; `problem` if it failed. Zero blocks and no problem: the prefix cache had all KV."""
 
     request_id: str
     epoch: int
@@ -101,7 +101,8 @@ class Loaded:
     bytes: int = 0  # total of all ranks
     blocks: int = 0
     costs: Costs = field(default_factory=Costs)
-    # from the end of the save, or from the request's arrival if that was on another host
+    # from the end of the save, or, if that was on another host, from when the prompt was complete
+    # or the request arrived
     total_ms: float = 0.0
     problem: Problem | None = None
     early_bytes: int = 0  # part of `bytes` that came while the prompt was computed

@@ -25,14 +25,14 @@ class Tickets:
         return hmac.digest(self._key, f"{epoch}/{request_id}".encode(), "sha256")[:BYTES]
 
     def fits(self, request_id: str, epoch: int, ticket: bytes) -> bool:
-        """Compare in constant time."""
+        """Return whether this is the attempt's ticket, compared in constant time."""
         return hmac.compare_digest(self.of(request_id, epoch), ticket)
 
     def number(self, request_id: str, epoch: int) -> int:
         return number(self.of(request_id, epoch), request_id, epoch)
 
     def check(self, request_id: str, epoch: int, ticket: bytes) -> None:
-        """Raise WrongTicket unless this is the attempt's ticket."""
+        """Raise WrongTicket if this is not the attempt's ticket."""
         if not self.fits(request_id, epoch, ticket):
             raise WrongTicket(
                 f"KV of request {request_id!r}, epoch {epoch}: {'wrong' if ticket else 'no'} ticket; the"

@@ -2,7 +2,7 @@
 
 A window is filled, pulled and acknowledged in parts. A pulled record counts as taken only when the next part
 is requested, because its memory is verified then. Acknowledgements cover whole parts, so at most two parts'
-slots wait while the others are being filled.
+slots are waiting while the other parts are being filled.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ def part(slots: int) -> int:
 
 
 def at_once(records: int, slots: int, saved: int) -> int:
-    """Return the records of a chunk: at most one part if the save has fewer `slots` than `saved` records."""
+    """Return the records per chunk: at most one part if a save has fewer `slots` than `saved` records."""
     return max(1, records if slots >= saved else min(records, part(slots)))

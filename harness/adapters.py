@@ -8,7 +8,7 @@ from typing import Any
 
 
 def adapter(folder: Path, model: Path, *, seed: int = 0, rank: int = 2) -> Path:
-    """Write an adapter for `model`, which changes its answers, into the new folder `folder`."""
+    """Create `folder` with an adapter that changes the answers of `model`."""
     import torch
     from safetensors.torch import save_file
 

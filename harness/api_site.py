@@ -1,6 +1,6 @@
 """A router process with a fake worker that answers with the test's text, for clients of all APIs.
 
-The model's tokenizer has one token per byte, DeepSeek-R1's thinking marks and Hermes' tool-call marks.
+The model's tokenizer has one token per byte, plus DeepSeek-R1's thinking marks and Hermes' tool-call marks.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def spelled(*parts: str) -> list[int]:
 
 
 class ApiSite:
-    """A router, a scheduler and one worker. Enter it in the test's event loop."""
+    """A router, a scheduler and one worker. Enter this context in the test's event loop."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ApiSite:
         engine: dict[str, Any] | None = None,
         **router: Any,
     ) -> None:
-        """Prepare a site with a model that thinks; `book`: its tenants' keys."""
+        """Prepare a site with a model that thinks. `book` has the tenants' keys."""
         self._book = book
         if book is not None:
             router["keys_file"] = str(folder / "keys.yaml")
@@ -132,7 +132,7 @@ class ApiSite:
                 await asyncio.sleep(0.05)
 
     def says(self, *parts: str, per_step: int = 1) -> None:
-        """Set the worker's answers to this text; without one it answers with letters by formula."""
+        """Make the worker answer with `parts`; without any, with letters from a formula."""
         self.worker.script = spelled(*parts)
         self.worker.per_step = per_step
 

@@ -1,4 +1,4 @@
-"""A logits processor that raises in a step with a request that asks for it."""
+"""A logits processor that raises an error when a request that asks for one joins the batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 
 ENGINE = {"extra": {"logits_processors": [f"{__name__}:Breaking"]}}
-ASKING = {"breaking": 1}  # extra_args that ask for it
+ASKING = {"breaking": 1}  # extra_args that ask for the error
 
 
 class Breaking(LogitsProcessor):

@@ -130,7 +130,7 @@ def _describe(
 
 
 def byte_tokenizer(folder: Path, vocabulary: int, special: tuple[str, ...] = SPECIAL, **more: Any) -> None:
-    """Write a tokenizer: tokens 0 to 255 are bytes; special tokens and words that never match follow.
+    """Write a tokenizer: bytes are tokens 0 to 255; special tokens and words that never match follow.
 
     more: further entries of tokenizer_config.json.
     """
@@ -157,6 +157,6 @@ def byte_tokenizer(folder: Path, vocabulary: int, special: tuple[str, ...] = SPE
 
 
 def _byte_of(letter: str) -> int:
-    """Return the byte of a byte-level letter: printable bytes are themselves, others U+0100 and up."""
+    """Return the byte of a byte-level letter: printable bytes are themselves, others are U+0100 and up."""
     code, shown = ord(letter), (*range(33, 127), *range(161, 173), *range(174, 256))
     return code if code < 256 else [byte for byte in range(256) if byte not in shown][code - 256]

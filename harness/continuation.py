@@ -1,7 +1,7 @@
 """Fail an answer's worker at chosen tokens and compare the answers that clients get.
 
-Runs a router, a prefill and two decode workers with the demo model and its MTP drafts, or with a tiny model;
-for one that takes images, an encode worker, too.
+Runs a router, a prefill and two decode workers with the demo model and its MTP drafts, or with a tiny model.
+A model that takes images also gets an encode worker.
 Each worker is behind a cutter (harness/cutting.py). Each answer is requested once undisturbed, then once for
 each position, and compared as a client sees it: text, token ids, log-probabilities, tool calls, reasoning,
 finish reasons and usage.
@@ -29,7 +29,7 @@ from harness.workers import fleet, router, wait_for
 THINK_END = "."  # the demo model's token that becomes `</think>`
 ROLES = ("prefill", "decode", "decode")
 AT_ONCE = 10  # concurrent requests; each engine takes 16
-NO_PAUSE = {"baton.services.router.placement:CUT_S": 0.0}  # an encode worker that failed is asked again
+NO_PAUSE = {"baton.services.router.placement:CUT_S": 0.0}  # ask an encode worker that failed again at once
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
 
@@ -46,7 +46,7 @@ class Score:
 
 
 def thinking_model(folder: Path) -> Path:
-    """Write the demo model with thinking tokens: a full stop ends thinking, and the template can skip it."""
+    """Write the demo model with thinking tokens: a full stop ends thinking; the template can skip it."""
     folder.mkdir(parents=True)
     source = Path(ENGINE["model"])
     for file in source.iterdir():
@@ -148,7 +148,7 @@ class Comparison:
         await asyncio.gather(*(self._cut(feature, number, wish, body, expected, score) for wish in wishes))
 
     async def score_new(self, feature: Feature, wishes: Sequence[str]) -> Score:
-        """Cut one answer per wish, then request it undisturbed: when it is cut, none of it is cached."""
+        """Cut one answer per wish, and request it undisturbed afterwards, so that no KV is cached before."""
         score = Score(feature.name)
         for number, wish in enumerate(wishes):
             await self._cut(feature, number, wish, feature.body(number, ""), None, score)
@@ -157,7 +157,7 @@ class Comparison:
     async def _cut(
         self, feature: Feature, number: int, wish: str, body: Any, expected: Any, score: Score
     ) -> None:
-        """Compare a cut answer with the `expected` one (None: it is still to be requested)."""
+        """Compare a cut answer with the `expected` one (None: request that afterwards)."""
         name = f"cut-{wish}-{re.sub('[^a-z0-9]+', '-', feature.name.lower())}-{number}"
         score.tried += 1
         try:

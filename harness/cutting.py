@@ -2,15 +2,16 @@
 
 A cutter forwards everything between the router and one worker. If a request's id says so, the cutter ends the
 request's first attempt with `Failed`, as a worker's death would, after an exact number of output tokens, even
-in the middle of a step. The client sets the id (X-Request-Id), so neither router nor worker changes.
+in the middle of a step. The client sets the id (X-Request-Id), so the router and the worker run unchanged.
 
-    cut-7-NAME.   the decode worker fails when the answer has 7 tokens; cut-0: the prefill worker, before any
-    cut-7r-NAME.  the same, and prefill attempts fail afterwards, so a decode worker has to prefill
+    cut-7-NAME.   the decode worker fails when the answer has 7 tokens
+    cut-0-NAME.   the prefill worker fails before the answer has any token
+    cut-7r-NAME.  as cut-7, and prefill attempts fail afterwards, so a decode worker has to prefill
     cut-0p-NAME.  the prefill worker fails when it has computed the prompt, before its token
     cut-1p-NAME.  the prefill worker fails between its token and its manifest
     cut-0e-NAME.  the encode worker fails before it computes an image
     cut-1e-NAME.  it fails when it has computed the image
-    cut-2e-NAME.  it fails when the router knows that, and the prompt's worker does not
+    cut-2e-NAME.  it fails when the router knows of the embeddings, but the prompt's worker does not
     cut-3e-NAME.  it fails before the embeddings are pulled
 """
 
@@ -40,7 +41,7 @@ with warnings.catch_warnings():  # torch raises deprecation warnings on import
     from baton.services.engine import wire
 
 _WISH = re.compile(r"cut-(\d+)([rpe]?)-[a-z0-9-]*(?=\.)")
-_STREAMS = 64  # routers and workers that follow an attempt open them
+_STREAMS = 64  # for routers, and for workers that follow an attempt
 _NOBODY = "127.0.0.1:1"
 
 
@@ -105,7 +106,7 @@ class Cutter(rpc.WorkerServicer):
                     else:
                         down.put(pb.RunReply(failed=[refusal]))
             except grpc.RpcError:
-                pass  # the router is gone: the callback above ends the rest
+                pass  # the router is gone: hang_up ends the rest
             up.put(None)
 
         def read_replies() -> None:
@@ -133,7 +134,7 @@ class Cutter(rpc.WorkerServicer):
             return self._failed(start.request_id, start.epoch) if prefilling and how == "r" else None
         if follows and not prefilling:
             if not at or how == "p":
-                return None  # the prefill that it follows fails instead
+                return None  # it follows a prefill, which fails instead
             generated += 1  # the prefill's token
         elif generated >= at and not (prefilling and (at or how == "p")):
             return self._failed(start.request_id, start.epoch)
@@ -155,7 +156,7 @@ class Cutter(rpc.WorkerServicer):
             self._pending[attempt_id(cut.request_id, cut.epoch)] = cut
 
     def _lost(self, asked: pb.FollowRequest, reply: pb.FollowReply, context: Any) -> pb.FollowReply:
-        """Make an encode worker's reply about an image useless, as if it had died then."""
+        """Make an encode worker's reply about an image useless, as if the worker had died just then."""
         wish = _WISH.search(asked.request_id)
         if wish is None or wish[2] != "e" or int(wish[1]) < 2:
             return reply

@@ -34,12 +34,12 @@ from harness.zygote import Forked
 
 START_S = 120.0
 OPERATOR_S = 7200.0  # lifetime of a certificate, which is not renewed
-# Channel options: reconnect at once to a scheduler that a test kills.
+# Channel options that reconnect at once after a test has killed a scheduler.
 AT_ONCE_AGAIN = [(f"grpc.{which}_reconnect_backoff_ms", 50) for which in ("initial", "min", "max")]
 STOCK = "vllm.entrypoints.launchers.api_server.entry"  # the module of `vllm serve`
 MODEL = ROOT / "deploy" / "demo-model" / "weights"
 MODEL_NAME = "baton-demo"
-# The same model with an MTP layer, so that tests compare answers with and without speculation.
+# The same model with an MTP layer, so that tests can compare answers with and without speculation.
 ENGINE: dict[str, Any] = {
     "model": str(MODEL.parent / "weights-mtp"),
     "speculative_config": {"method": "mtp", "num_speculative_tokens": "auto", "max_speculative_tokens": 4},
@@ -166,7 +166,7 @@ class Deployment:
         return answer
 
     def describe(self, wait: bool = True) -> scheduler_pb2.Description:
-        """Call the scheduler, which is quicker than `status`. `wait` until it answers."""
+        """Return the scheduler's description, faster than `status`. `wait`: until the scheduler answers."""
         if self._scheduler is None:
             channel = self._clients.enter_context(self._operator_channel())
             self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
@@ -282,8 +282,8 @@ def stock_vllm(
 ) -> Iterator[tuple[str, Process]]:
     """Run vLLM's own API server, without Baton, as a reference. Yield its URL and process.
 
-    Unless `cold`, it is forked; otherwise its API server and its engine would each import vLLM. `flags` are
-    added to its command line.
+    Unless `cold`, it is forked, so that its API server and its engine need not import vLLM. `flags` are added
+    to its command line.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
@@ -322,7 +322,7 @@ def stock_vllm(
         popen.terminate()
         with suppress(subprocess.TimeoutExpired):
             popen.wait(20)
-        # Its engine processes sometimes outlive it.
+        # The server's engine processes sometimes outlive it.
         with suppress(ProcessLookupError):
             os.killpg(popen.pid, signal.SIGKILL)
         popen.wait(10)

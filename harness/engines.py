@@ -125,7 +125,7 @@ class Engine:
         written: Sequence[int] = (),
         features: Sequence[Any] = (),
     ) -> Any:
-        """Return a greedy request whose output tokens `written` another engine generated."""
+        """Return a greedy request; `written` are its output tokens that another engine generated."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -213,7 +213,7 @@ class Engine:
 def queue_batches(engine: Engine, depth: int) -> None:
     """Keep `depth` steps in flight, as vLLM does with asynchronous scheduling; 1: as on a CPU.
 
-    The scheduler is still the synchronous one, so do not use it with drafts: it would mix up the steps.
+    The scheduler is still the synchronous one: do not use this with drafts, whose steps it would mix up.
     """
     core = engine.core
     core.async_scheduling = depth > 1
@@ -258,7 +258,7 @@ def begin_prefill(engine: Engine, request_id: str, prompt: list[int]) -> Manifes
 
 
 def begin_decode(engine: Engine, request_id: str, prompt: list[int], max_tokens: int, early: Manifest) -> int:
-    """Start to pull from a prompt that is still being prefilled. Return the bytes pulled until it pauses."""
+    """Start to pull from a prompt that is still being prefilled. Return the bytes until the pull pauses."""
     engine.add(request_id, prompt, max_tokens, load_params(early.epoch, early.num_tokens))
     engine.connector.begin_load(request_id, early.epoch, early)
     return pulled(engine, request_id, early.epoch)
@@ -285,7 +285,7 @@ def end_prefill(engine: Engine, request_id: str) -> Answer:
 
 
 def end_decode(engine: Engine, request_id: str, written: Sequence[int], manifest: Manifest) -> Answer:
-    """Finish an early load and run its request to its end."""
+    """Finish an early load and run its request to the end."""
     engine.resume(request_id, written, manifest)
     engine.run()
     return engine.answers[request_id]
@@ -300,7 +300,7 @@ def decode(
     epoch: int = 1,
     written: Sequence[int] = (),
 ) -> Answer:
-    """Continue from the manifest's KV. Without `written` tokens, its last token is recomputed."""
+    """Continue from the manifest's KV. Without `written` tokens, the prompt's last token is recomputed."""
     answer = engine.add(
         request_id, prompt, max_tokens, load_params(epoch, manifest.num_tokens, manifest), written=written
     )

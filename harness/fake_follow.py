@@ -34,7 +34,7 @@ class Told:
         self._tell(worker_pb2.FollowReply(complete=worker_pb2.Complete(manifest=manifest, token_ids=tokens)))
 
     def failed(self, text: str) -> None:
-        """Say that there is nothing to pull. Followers ignore this after the end."""
+        """Tell followers that there is nothing to pull; they ignore this after the end."""
         self._tell(worker_pb2.FollowReply(problem=worker_pb2.Problem(name="Gone", text=text)))
 
     async def replies(self) -> AsyncIterator[worker_pb2.FollowReply]:

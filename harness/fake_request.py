@@ -43,13 +43,13 @@ class Fault:
     loaded: bool = False  # ... except that its KV is loaded,
     crosses: bool = False  # and a token that was in flight when the next Start was sent
     hang: bool = False  # send no further message, but keep the connections open
-    images: tuple[str, ...] = ()  # named by `failed`
+    images: tuple[str, ...] = ()  # image names in the Failed reply
     goes_on: bool = False  # the engine continues after `failed`
-    early: bool = False  # while the request waits for its source
+    early: bool = False  # fail while the request is waiting for its source
 
     @property
     def at_once(self) -> bool:
-        """Whether it happens before the request's source is complete."""
+        """Whether the fault happens before the request's source is complete."""
         return self.early or (self.failed in _REFUSALS and not self.after_tokens)
 
 
@@ -78,7 +78,7 @@ class Running:
 
     @property
     def needs_it(self) -> bool:
-        """Whether it cannot run without what is missing."""
+        """Whether the request cannot run without the missing KV or image."""
         no_image = self.missing is not None and self.missing[0] == worker_pb2.Failed.CODE_MEDIA
         return no_image or self.start.phase == worker_pb2.PHASE_DECODE
 

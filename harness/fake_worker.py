@@ -91,7 +91,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.images: set[str] = set()  # names of the images that it got
         self.shelf: set[str] = set()  # names of the images whose embeddings it keeps
         self.blocks = BlockLogs()
-        self.cached = False  # it has each prompt cached, and follows no encodes
+        self.cached = False  # pretend that every prompt is cached, and follow no encodes
 
     @property
     def identity(self) -> scheduler_pb2.WorkerIdentity:
@@ -154,7 +154,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Hello(self, request: Any, context: Any) -> worker_pb2.HelloReply:
         del request, context
         if self.hangs:
-            await asyncio.Event().wait()  # the call's deadline ends it
+            await asyncio.Event().wait()  # until the call's deadline
         return worker_pb2.HelloReply(refusal=self.refusal, identity=self.identity, protocol=self.protocol)
 
     async def Run(self, requests: Any, context: Any) -> None:
@@ -180,7 +180,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Follow(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.FollowReply]:
         async for reply in self._followed.follow(request, context):
             if self.hangs:
-                await asyncio.Event().wait()  # the end of the call ends it
+                await asyncio.Event().wait()  # until the call ends
             yield reply
 
     def _of(self, work: asyncio.Event) -> dict[str, Running]:
@@ -434,7 +434,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
 
 async def until(look: Callable[[], Any], what: str, timeout_s: float = 5.0) -> None:
-    """Poll until `look()` is true. Raises AssertionError that names `what` after timeout_s * PATIENCE."""
+    """Poll until `look()` is true. Raises an AssertionError that names `what` after timeout_s * PATIENCE."""
     deadline = time.monotonic() + timeout_s * PATIENCE
     while not look():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Client features, with 20 answers each, which must not change when a worker dies."""
+"""Client features, with 20 answers each that must not change when a worker dies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Feature:
     name: str
     path: str
     options: Body | Callable[[int, str], Body]
-    prompts: Sequence[list[int]] = ()  # instead of real text
+    prompts: Sequence[list[int]] = ()  # used instead of real text
 
     def body(self, number: int, plain: str) -> Body:
         """Return the request for an answer."""
@@ -95,7 +95,7 @@ def _said(question: str) -> list[dict[str, str]]:
 
 
 def _prompt(number: int) -> list[int]:
-    """Return a prompt of 20 to 160 tokens; some share a prefix."""
+    """Return a prompt of 20 to 160 tokens; some prompts share a prefix."""
     chosen = [prompt for prompt in prompts() if 20 <= len(prompt) <= 160]
     return chosen[number % len(chosen)]
 

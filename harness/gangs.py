@@ -35,12 +35,12 @@ class Options:
     size: int = 2  # engines
     engine: dict[str, Any] = field(default_factory=dict)  # settings
     worker_id: str = "member"  # the name of its engines in handoffs
-    core: int = 0  # the first engine's
+    core: int = 0  # the first engine's core
 
 
 @dataclass(frozen=True)
 class Place:
-    """A member, as its child process gets it."""
+    """A member's place in the gang, which its child process receives."""
 
     options: Options
     rank: int
@@ -75,7 +75,7 @@ class Look:
 
 
 class Member:
-    """A member in its child process. Its methods are called by name, in the loop."""
+    """A member in its child process. Its methods are called by name, in its event loop."""
 
     def __init__(self, place: Place) -> None:
         from baton import rpc
@@ -176,7 +176,7 @@ class Member:
         self._saved |= {one.request_id: one for one in step.saved}
         self._loaded |= {one.request_id: one for one in step.loaded}
         outputs = ((group.timestamp, one) for group in step.outputs.values() for one in group.outputs)
-        for made, output in outputs:  # when, by the engine: this loop may be late
+        for made, output in outputs:  # `made` is the engine's time: this loop may be late
             name, times = output.request_id, self._times[output.request_id]
             self._answers[name] += output.new_token_ids
             times.first = times.first or made
@@ -203,7 +203,7 @@ class Member:
         params: Mapping[str, Any] | None = None,
         drafts: Sequence[int] = (),
     ) -> None:
-        """Queue a request. params: of a handoff; drafts: see first_drafts.give."""
+        """Queue a request. params: the handoff's; drafts: see first_drafts.give."""
         request = self._prepared(name, prompt, max_tokens, params, drafts)
         self._times[name] = Times(time.monotonic())
         self._host.submit(request)
@@ -242,7 +242,7 @@ class Member:
         return request
 
     async def serve(self, requests: dict[str, tuple[list[int], int]]) -> list[Times]:
-        """Answer requests (prompt and number of tokens, by name), added at once, and forget them."""
+        """Answer requests that arrive together (name -> prompt, number of tokens), then forget them."""
         loop = asyncio.get_running_loop()
         ends = [self._served.setdefault(name, loop.create_future()) for name in requests]
         prepared = [self._prepared(name, *own) for name, own in requests.items()]
@@ -391,11 +391,11 @@ class Gang:
         self.call(rank, "add", name, prompt, max_tokens, params, drafts)
 
     def looks(self) -> list[Look]:
-        """Look at the members with engines."""
+        """Return the states of the members with engines."""
         return [self.call(rank, "look") for rank in self.heads]
 
     def answers(self, names: Collection[str]) -> dict[str, list[int]]:
-        """Wait for answers."""
+        """Wait for these answers and return them."""
         deadline = time.monotonic() + CALL_S
         while time.monotonic() < deadline:
             looks = self.looks()
@@ -409,7 +409,7 @@ class Gang:
         raise TimeoutError(f"no answers: {looks}")
 
     def still(self) -> list[Look]:
-        """Wait until the gang has stopped."""
+        """Wait until no member is running and all are in the same wave. Return their states."""
         deadline = time.monotonic() + CALL_S
         while time.monotonic() < deadline:
             looks = self.looks()
@@ -424,7 +424,7 @@ class Gang:
             connection.send(("serve", (own,)))
 
     def end(self) -> list[list[Times]]:
-        """Wait for what `begin` began."""
+        """Wait for the answers that `begin` requested. Return their times."""
         return [self._receive(rank, CALL_S) for rank in range(len(self.processes))]
 
     def stop(self) -> list[bool]:

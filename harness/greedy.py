@@ -13,7 +13,7 @@ from harness.prompts import prompts
 
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 WITHIN_S = 60.0
-PAUSE_S = 0.1  # between the requests of a client, which would keep an engine busy all the time
+PAUSE_S = 0.1  # between a client's requests; without pauses, a client keeps an engine busy
 
 
 def token_ids(done: Any) -> list[int]:
@@ -29,7 +29,7 @@ async def ask(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) ->
 
 
 class Load:
-    """Clients that send the first prompts again and again and check the answers, until `end`."""
+    """Clients that keep sending the first prompts and checking the answers until `end`."""
 
     def __init__(self, client: openai.AsyncOpenAI, expected: list[list[int]], clients: int) -> None:
         self.answered = 0

@@ -5,7 +5,7 @@ It reads commands as JSON lines and answers each with a line, {"passed": n, "los
     {"delay_s": s, "loss": share, "seed": n}   delay and drop every frame like this
     {"cut": [[a, b], ...]}                     block these pairs, and only these
     {"count": true}
-It ends with its standard input, which removes the devices.
+It ends when its standard input does, which removes the devices.
 
 All frames wait equally long in one queue, so their order never changes. Each direction between two hosts has
 a limited share of the queue; frames beyond it are dropped, as at a full switch.

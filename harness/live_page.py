@@ -51,7 +51,7 @@ class LivePage:
 
 @contextlib.asynccontextmanager
 async def live_page(key: str = "", forbidden: str = "", tick_s: float = 0.1) -> AsyncIterator[LivePage]:
-    """Serve a page on a free port that updates every `tick_s` seconds."""
+    """Serve on a free port a page that updates every `tick_s` seconds."""
     about = {"model": "m", "topic": "test", "router": "router-1", "version": "Baton", "forbidden": forbidden}
     counts, recent = RouterCounts(), Recent()
     async with (

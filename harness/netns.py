@@ -39,8 +39,8 @@ DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 IDLE = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
 END_S = 10.0
 _CLONE_NEWNS = 0x20000
-# A bridge without a fixed MAC address takes its ports' lowest. When that port goes, the others keep sending
-# to the old address until their ARP entries expire.
+# A bridge without a fixed MAC address takes the lowest of its ports' addresses. When that port goes, the
+# others keep sending to the old address until their ARP entries expire.
 _BRIDGE = """
 ip link set lo up
 ip link add bridge address 02:00:00:00:00:01 type bridge

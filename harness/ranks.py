@@ -39,7 +39,7 @@ class _Context(context.ForkServerContext):
 
 def fork_ranks() -> None:
     """Make vLLM fork its engine and ranks. Call this while the process has one thread."""
-    resource_tracker.ensure_running()  # must not be forked
+    resource_tracker.ensure_running()  # started here, because it must not be forked
     with mock.patch.object(util, "spawnv_passfds", _forked):
         forkserver.ensure_running()
     _use(_Context())
@@ -59,7 +59,7 @@ def _forked(path: bytes, arguments: Sequence[Any], descriptors: Sequence[int]) -
     pid = os.fork()
     if pid:
         return pid
-    # It has both ends of the pipe that signals its parent's end, so use a death signal instead.
+    # The fork server has both ends of the pipe that signals its parent's end, so use a death signal instead.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         if os.getppid() == parent:
@@ -70,7 +70,7 @@ def _forked(path: bytes, arguments: Sequence[Any], descriptors: Sequence[int]) -
 
 
 def alone_in_step(host: Any) -> Any:
-    """Return the lock-step of a gang of one engine, which agrees with itself in a group of gloo."""
+    """Return the lock-step of a gang of one engine, the only member of its gloo group."""
     from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 
     from baton.services.engine.data_parallel import lockstep_of

@@ -25,14 +25,14 @@ import psutil
 
 from harness.support import CALL_S, PYTHON, ROOT, free_port, listening, running
 
-# Ray would write a token into the home folder without RAY_AUTH_MODE.
+# Without RAY_AUTH_MODE, Ray would write a token into the home folder.
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
 STORE_BYTES = 80_000_000  # about the minimum
 STORE = f"--object-store-memory={STORE_BYTES}"
 # Leave out processes that no test needs.
 LESS = ("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor")
 _COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
-IDLE_S = 3.0  # the autoscaler then removes an unused node
+IDLE_S = 3.0  # the autoscaler removes a node that is unused for this long
 ENVIRONMENT = {
     **RAY,
     "RAY_worker_niceness": "0",

@@ -28,7 +28,7 @@ from harness.support import BATON, CALL_S, PYTHON, ROOT, eventually
 GCS_PORT, ROUTER_PORT = 6379, 8000
 START_S = 200.0
 COMMON = ("--block", "--num-cpus=1", STORE, "--disable-usage-stats")
-# Ray takes half a minute to declare a silent host dead by default. These declare busy hosts dead, too.
+# By default Ray takes half a minute to declare a silent host dead. With these settings, busy hosts die, too.
 QUICK = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
@@ -101,13 +101,13 @@ class RayHosts:
 def _ray(network: Network, environment: Mapping[str, str], name: str, core: int, *options: str) -> Host:
     pinned = ["taskset", "--cpu-list", str(core), str(PYTHON.with_name("ray")), "start"]
     command = [*pinned, *COMMON, f"--labels=host={name}", *options]
-    # Ray's sockets need short paths, and each host its own.
+    # Ray's sockets need short paths, and each host needs its own /run/ray.
     setup = "mount -t tmpfs tmpfs /run; mkdir /run/ray"
     return network.host(name, command, env=environment, cwd=ROOT, shm_mib=512, setup=setup)
 
 
 def _cluster_file(folder: Path, routers: int, sections: Mapping[str, Any]) -> Path:
-    """Write cluster.yaml: prefill on the first host, decode on any other. `sections` replace these."""
+    """Write cluster.yaml: prefill on the first host, decode on any other. `sections` override it."""
     sides = {
         f"{role}_config": {
             "label_selector": {"host": host},
@@ -131,8 +131,8 @@ def _cluster_file(folder: Path, routers: int, sections: Mapping[str, Any]) -> Pa
 def ray_hosts(folder: Path, routers: int = 1, *, die: bool = False, **sections: Any) -> Iterator[RayHosts]:
     """Run a deployment on two hosts during the block. Yield it when it is ready.
 
-    die: a host will die, which Ray should notice soon. sections: replace those of cluster.yaml, which serve
-    the demo model with prefill and decode on separate hosts.
+    die: a host will die, which Ray should notice soon. sections: replace sections of cluster.yaml, which
+    serves the demo model with prefill and decode on separate hosts.
     """
     environment = {**os.environ, **RAY, **(QUICK if die else {}), "BATON_SECURITY__CA": str(folder / "ca")}
     with Network(folder) as network:

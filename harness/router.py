@@ -210,7 +210,7 @@ class Cluster:
         await self.server.__aexit__(None, None, None)
 
     async def settled(self) -> None:
-        """Wait until no request is live in the router and in the scheduler."""
+        """Wait until no request is live in the router or in the scheduler."""
         await until(lambda: self.client.live == 0, "no request is live")
         assert (len(self.journal), self.journal.size, self.journal.images.size) == (0, 0, 0)
         if not self._has_scheduler:

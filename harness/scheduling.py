@@ -52,7 +52,7 @@ LIMITS = Options()
 
 
 def capacity(**changes: object) -> pb.Capacity:
-    """Return 16 tokens per block, 99 usable blocks, 4 requests per batch, 1024 tokens per request."""
+    """Return a capacity of 99 usable blocks of 16 tokens, 4 requests per batch, 1024 tokens per request."""
     values: dict[str, object] = {
         "compatibility_hash": "c0ffee",
         "block_size": 16,

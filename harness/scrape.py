@@ -12,7 +12,7 @@ from harness.support import CALL_S
 
 
 def samples(url: str, query: str = "") -> Iterator[Sample]:
-    """Yield the samples at URL/metrics. query: `?all` asks a router for those of all processes."""
+    """Yield the samples at URL/metrics. query: `?all` asks a router for the samples of all its processes."""
     with urllib.request.urlopen(f"{url}/metrics{query}", timeout=CALL_S) as answer:
         text = answer.read().decode()
     for family in text_string_to_metric_families(text):

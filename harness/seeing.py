@@ -1,4 +1,4 @@
-"""Prompts with images for an engine of harness.engines: to be called in the engine's process."""
+"""Prompts with images for an engine of harness.engines, made in the engine's process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def prompt(engine: Engine, mark: str, seeds: Sequence[int], tail: str = TAIL) ->
 
 
 def prepared(config: Any, mark: str, seeds: Sequence[int], tail: str = TAIL) -> tuple[list[int], list[Any]]:
-    """Return the same as `prompt`, but without an engine. config: vLLM's ModelConfig."""
+    """Return what `prompt` does, but without an engine. config: vLLM's ModelConfig."""
     from vllm.multimodal import MULTIMODAL_REGISTRY
     from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.multimodal.processing.context import TimingContext

@@ -22,7 +22,7 @@ RESULTS = ROOT / "bench" / "results"
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which `share` (0 to 1) of the values are; nan if there are none."""
+    """Return the value below which `share` (0 to 1) of the values are; nan if there are no values."""
     if not values:
         return float("nan")
     ordered = sorted(values)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = Path(sys.executable)
 BATON = PYTHON.with_name("baton")
-# Also works if the package is on Python's path but not installed.
+# This command also works if the package is on Python's path but not installed.
 COMMAND = (
     [str(BATON)]
     if BATON.exists()
@@ -39,7 +39,7 @@ CALL_S = 30.0 * PATIENCE  # timeout of a request or command that takes a second 
 def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_s: float = 0.05) -> T:
     """Call `look` until it returns something true, and return that.
 
-    Raises AssertionError that names `what` after timeout_s * PATIENCE.
+    Raises an AssertionError that names `what` after timeout_s * PATIENCE.
     """
     deadline = time.monotonic() + timeout_s * PATIENCE
     while True:

@@ -174,7 +174,7 @@ def router(
 ) -> Iterator[str]:
     """Start a router and yield its URL without waiting for it.
 
-    constants: `module:NAME` -> value in its process; own: further settings of its section.
+    constants: `module:NAME` -> value in its process; own: further settings of the `router` section.
     """
     port, address = free_port(), host.address if host else LOOPBACK
     settings = {
@@ -202,7 +202,7 @@ def fleet(
 ) -> Iterator[Fleet]:
     """Run a scheduler and the workers that the test starts during the block.
 
-    host: the scheduler's; this thread opens its sockets there meanwhile.
+    host: the scheduler's host, where this thread opens its sockets during the block.
     """
     address = f"{host.address if host else LOOPBACK}:{free_port()}"
     settings = {

@@ -1,6 +1,6 @@
 """A process that imports vLLM once and forks the processes of tests, which saves seconds for each.
 
-All workers of a pytest run share it. `python -m harness.zygote FOLDER` listens on a socket in that folder,
+All workers of a pytest run share one. `python -m harness.zygote FOLDER` listens on a socket in that folder,
 reads commands as JSON lines and answers each with a line:
     {"start": name, "call": "module:function", "arguments": {...}, "log_dir": folder}
         ->  {"pid": n, "log": path}
@@ -141,7 +141,7 @@ class Zygote:
         """End all processes that this connection started."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-            self._stream.read()  # returns when they have ended
+            self._stream.read()  # returns when the processes have ended
         self._socket.close()
 
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def run_baton(
 ) -> None:
     """Run Baton's command line as the entry point does, in the forked process.
 
-    cores: how many this process may use, 0 for all; the others: see `prepare`.
+    cores: how many this process may use, 0 for all; the other parameters: see `prepare`.
     """
     from baton.services.cli.main import main
     from baton.services.fleet import processes
@@ -320,7 +320,7 @@ class _Client:
 
     def close(self) -> None:
         self._processes.stop_all(list(self._children.values()), STOP_S / 2)
-        self._connection.shutdown(socket.SHUT_RDWR)  # close is not enough: forked processes have copies
+        self._connection.shutdown(socket.SHUT_RDWR)  # close is not enough: forked processes have a copy
         self._stream.close()
         self._connection.close()
 

@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., object])
 def compiled(*signatures: str) -> Callable[[F], F]:
     """Compile for these types when the module is imported, so that no request waits for the compiler.
 
-    The machine code is cached next to the source, or in the user's cache folder, and loaded by the next
+    The machine code is cached next to the source, or in the user's cache folder, and loaded at the next
     start. A function that only compiled functions call needs no signatures: it is compiled into its callers.
     Arguments of other types raise TypeError.
     """

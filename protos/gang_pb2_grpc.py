@@ -47,7 +47,7 @@ class GangServicer:
     """
 
     def Join(self, request_iterator, context):
-        """Join the gang for as long as the stream lives. Its end is the end of every member.
+        """Join the gang for as long as the stream is open. When a stream ends, every member ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -75,7 +75,7 @@ class HandoffServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Connect(self, request, context):
-        """Get a session for a connection for pulls.
+        """Get a session, which admits one connection for pulls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,7 +102,7 @@ class HandoffServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Staged(self, request, context):
-        """Report how much KV waits to be pulled. A worker asks its own ranks.
+        """Report how much KV is waiting to be pulled. A worker asks its own ranks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -78,7 +78,7 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetRole(self, request, context):
-        """Change the worker's role. Running requests continue, and requests placed before may still arrive.
+        """Change the worker's role. Running requests continue, and requests placed before the change may still arrive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,12 +40,13 @@ async def inspect(worker: WorkerRecord) -> pb.InspectReply:
 
 
 async def set_role(worker: WorkerRecord, role: pb.Role, fence: int = 0) -> str:
-    """Ask a worker, with all of its gang, to take `role`. Return in one line why it did not; empty if it did.
+    """Ask a worker and its whole gang to take `role`. Return one line that says why it did not, or "".
 
-    Only the next registrations count, so no state here can be wrong after either side dies. A restarted
-    worker has the role of its command line. `fence`: the deciding scheduler's fencing number. A worker
-    refuses one below the highest it has seen. If a member of a gang refuses, the others return to their
-    old roles. Until then members serve in different roles, which harms no request.
+    Nothing is recorded here: the workers' next registrations show the new role, so nothing can be wrong after
+    either side dies. A restarted worker has the role from its command line. `fence`: the deciding scheduler's
+    fencing number; a worker refuses a number below the highest that it has seen. If a member of a gang
+    refuses, the others return to their old roles. Until then the members serve in different roles, which
+    harms no request.
     """
     if problem := _cannot_take(worker, role):
         return problem

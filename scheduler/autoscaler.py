@@ -1,13 +1,15 @@
 """Autoscaling and rebalancing as a task of the scheduler: observe the load, decide, and give orders.
 
-The scheduler that holds the store's lease decides; everyone refuses a lower fencing number than the highest
-seen. While the store is unreachable, or the scheduler may not know all workers, nothing changes.
+The scheduler that holds the store's lease decides. Workers and fleets refuse a fencing number below the
+highest that they have seen. While the store is unreachable, or the scheduler may not know all workers,
+nothing changes.
 
 Without goals, a worker changes its role when one side is overloaded and the other has a worker to spare. A
 side's pressure is its work relative to its capacity: queued prompt tokens over the token budget of a step, or
 requests over the batch size (or KV blocks in use). Requests only booked on a decode worker do not count. A
-worker, or a gang, changes sides when one side's pressure stayed high for `after_s` and the other, without it,
-would be at ease and have room for its bookings. Then the whole deployment pauses for `PAUSE` * `after_s`.
+worker or gang changes sides once one side's pressure has been high for `after_s`, if the other side would be
+at ease without that worker and would have room for its bookings. After a change, no role changes for
+`PAUSE` * `after_s`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from baton.scheduler.store import Store
 from baton.scheduler.types import FleetView, Told, WorkerRecord, place_of
 
 HIGH_PREFILL = 2.0  # steps' worth of queued prompts per prefill worker
-HIGH_DECODE = 0.9  # share of the batches or of the KV caches
+HIGH_DECODE = 0.9  # share of the batch slots or of the KV blocks in use
 EASE_PREFILL = 0.5
 EASE_DECODE = 0.6
 PAUSE = 3.0  # multiple of `after_s`
@@ -210,7 +212,7 @@ class Autoscaler:
         return bool(fence)
 
     async def _unite(self, view: FleetView) -> None:
-        """Give all workers of a gang one role: one may have been started, or failed, during a change."""
+        """Give all workers of a gang the same role: one may have started or failed during a change."""
         divided = [
             unit[0]
             for unit in view.units()
@@ -233,7 +235,7 @@ class Autoscaler:
     async def _scale(self, controller: Controller, view: FleetView) -> None:
         told = await self._store.told()
         began = time.perf_counter()
-        # In a thread, because with 1,000 workers it takes longer than a placement should wait.
+        # In a thread: with 1,000 workers, a step takes longer than a placement should wait.
         decision = await asyncio.to_thread(lambda: controller.step(seen(view, told, time.monotonic())))
         self._metrics.decided(decision, time.perf_counter() - began)
         on = controller.goals.mode == "on"
@@ -315,7 +317,7 @@ def _together(loads: list[pb.WorkerLoad]) -> pb.WorkerLoad:
             prefix_hits=sum(one.prefix_hits for one in counts),
             output_tokens=sum(one.output_tokens for one in counts),
             request_s=sum(one.request_s for one in counts),
-            # The workers could have computed at the same time.
+            # The mean, because the workers can compute at the same time.
             busy_s=sum(one.busy_s for one in counts) / len(counts),
         ),
     )

@@ -4,8 +4,8 @@
   The limit keeps the time to first token short. A worker with an empty queue also takes a longer prompt.
 - Requests are booked on both workers. The decode worker's limit is a multiple of its batch size.
 - KV blocks are booked on the decode worker: the prompt, the look-ahead slots of speculation and the first
-  `OUTPUT_TOKENS_BOOKED` output tokens, as clients seldom set a limit. The engine preempts what outgrows the
-  cache. Blocks shared with another running request are released when decoding begins.
+  `OUTPUT_TOKENS_BOOKED` output tokens, as clients seldom set a limit. The engine preempts requests that
+  outgrow the cache. Blocks shared with another running request are released when decoding begins.
 
 An encode books an image's tokens and a request on an encode worker, which has no KV blocks.
 """
@@ -42,7 +42,7 @@ class Assignment:
 def max_requests(capacity: pb.Capacity, limits: PlacementLimits, room: float = 1.0) -> int:
     """Return how many requests a decode worker may hold, running and waiting; at least 1.
 
-    room: see `Need.room`. Requests with less than 1 do not queue here, so it is a share of the batch alone.
+    room: see `Need.room`. Requests with less than 1 do not queue here: their limit is a share of the batch.
     """
     most = capacity.max_num_seqs * (limits.max_queue_factor if room >= 1 else room)
     return max(1, int(most))
@@ -64,7 +64,7 @@ def max_prompt_tokens(need: Need, limits: PlacementLimits) -> int:
 
 
 def blocks_for(need: Need, capacity: pb.Capacity) -> int:
-    """Return the number of KV blocks to book on a decode worker; at most all it has."""
+    """Return the number of KV blocks to book on a decode worker, at most as many as it has."""
     if need.encode:
         return 0
     growth = min(need.max_new_tokens, capacity.max_model_len - need.prompt_tokens, OUTPUT_TOKENS_BOOKED)
@@ -106,12 +106,12 @@ def may_decode(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> boo
 def may_help(need: Need, worker: WorkerRecord, queued: int, limits: PlacementLimits) -> bool:
     """Return whether a decode worker may run this prompt in place of a prefill worker with `queued` tokens.
 
-    The worker must be idle: it decodes nothing by its bookings, or ran nothing at its last heartbeat. By
-    bookings alone, help would end with the burst's first handoff; by heartbeats alone, it would miss a burst
-    that follows another request within half a second.
+    The worker must be idle: no decoding request is booked on it, or it ran nothing at its last heartbeat.
+    Going by bookings alone, help would end with the burst's first handoff; going by heartbeats alone, it
+    would miss a burst that follows another request within half a second.
 
-    Until these prompts are prefilled, decoding requests share their steps, hence the limit. Requests of a
-    lower class get no help, because one of a higher class may arrive and share those steps.
+    Until these prompts are prefilled, decoding requests share their engine steps, hence the limit. Requests
+    of a lower class get no help, because a request of a higher class may arrive and share those steps.
     """
     if need.room < 1:
         return False

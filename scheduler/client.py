@@ -216,10 +216,10 @@ class SchedulerClient:
         return next((one.address for one in replies.values() if one.address), "")
 
     async def describe(self) -> pb.Description:
-        """Return all that the schedulers know, for operators.
+        """Return everything that the schedulers know, for operators.
 
-        Workers and attempts come from the scheduler that knows the most workers. Routers come from all of
-        them, because a router is known only to its home.
+        Workers and attempts come from the scheduler that knows the most workers. Routers come from all
+        schedulers, because a router is known only to its home.
         """
         replies: dict[str, pb.Description] = await self._schedulers.each(
             "Describe", pb.DescribeRequest(), CALL_TIMEOUT_S
@@ -261,7 +261,7 @@ class SchedulerClient:
         return pb.SetLogLevelReply(processes=named) if named else replies[0]
 
     async def inspect(self, worker_id: str = "") -> pb.InspectReply:
-        """Ask a worker, or without an id the scheduler, for its machine and versions."""
+        """Ask a worker (without an id, the scheduler) about its machine and versions."""
         request = pb.InspectRequest(worker_id=worker_id)
         return await self._schedulers.call("Inspect", request, INSPECT_TIMEOUT_S)
 

@@ -37,7 +37,7 @@ def _in_short(details: str) -> str:
 
 
 class ExchangeStream:
-    """A gRPC stream that is called like a method: a message of a stream costs half as much as a call.
+    """A gRPC stream that is called like a method: a message on a stream costs half as much as a call.
 
     It is opened as needed. Send one message at a time.
     """
@@ -84,7 +84,7 @@ class Endpoint:
         self._missed = 0  # missed answers in a row
         self._missed_at = 0.0  # time.monotonic() of the last miss
         self._heard_at = 0.0  # time.monotonic() of the last answer
-        self._settled_at = 0.0  # time.monotonic() from which it is given keys again
+        self._settled_at = 0.0  # time.monotonic() from which it gets keys again
         self._checked_at = 0.0  # time.monotonic()
         self._check: asyncio.Task[None] | None = None
 
@@ -137,7 +137,7 @@ class Endpoint:
         except grpc.aio.AioRpcError as error:
             self.failed(error, began)
             return
-        # A scheduler may answer checks and miss calls: only an answered call resets `_missed`.
+        # A scheduler may answer checks but miss calls: only an answered call resets `_missed`.
         self._is_there()
 
     def _is_there(self) -> None:
@@ -150,14 +150,14 @@ class Endpoint:
 class Endpoints:
     """Call one or all of several equivalent schedulers.
 
-    A key, such as a router's id, belongs to the live scheduler with the highest hash of both (rendezvous
-    hashing; Thaler and Ravishankar, 1998). When a scheduler dies, its keys spread over the others, and no
-    other key moves. Without a key, the first live scheduler is called.
+    A key, such as a router's id, belongs to the live scheduler with the highest hash of key and address
+    (rendezvous hashing; Thaler and Ravishankar, 1998). When a scheduler dies, its keys spread over the
+    others, and no other key moves. Without a key, the first live scheduler is called.
 
     A refused connection means that a scheduler is dead. One missed answer does not, because a machine may
-    stall for a second, but the keys move until a check is answered. A scheduler gets its keys back `BACK_S`
-    after it has answered again. A scheduler that has not answered for a second is checked, unless it is the
-    only one.
+    stall for a second, but the scheduler's keys move away until it answers a check. A scheduler gets its keys
+    back `BACK_S` after it has answered again. A scheduler that has not answered for a second is checked,
+    unless it is the only one.
     """
 
     def __init__(self, addresses: str) -> None:
@@ -175,7 +175,7 @@ class Endpoints:
         return any(endpoint.answering for endpoint in self._all)
 
     def pick(self, key: str = "") -> Endpoint:
-        """Return the scheduler to call for a key. Each of several schedulers costs a hash, some 2 us."""
+        """Return the scheduler to call for a key. If there are several, each costs a hash, about 2 us."""
         if len(self._all) == 1:
             return self._all[0]
         self._check()
@@ -210,7 +210,7 @@ class Endpoints:
             if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED):
                 endpoint.answered()
                 raise Refused(details) from None
-            # Older schedulers lack it, and serve well otherwise.
+            # Older schedulers lack this method, but otherwise work.
             if method == "FindLeader" and error.code() == grpc.StatusCode.UNIMPLEMENTED:
                 endpoint.answered()
                 raise SchedulerUnavailable(

@@ -38,7 +38,7 @@ class NoCapacity(SchedulerError):
 
 
 class SchedulerUnavailable(SchedulerError):
-    """No scheduler answers. It may be back after `retry_after_s`."""
+    """No scheduler answers. A retry may help after `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)

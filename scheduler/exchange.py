@@ -1,8 +1,8 @@
 """A router's messages to one scheduler: requests for placements, and reports on earlier ones.
 
-Only one is in flight. The next one carries all that was queued in the meantime, because a message costs both
-sides more than a placement. Events are kept, up to a limit, while the scheduler does not answer. A scheduler
-that lost a booking gets it again, and a restarted one gets all of them.
+Only one message is in flight. The next one carries everything queued in the meantime, because a message costs
+both sides more than a placement. Events are kept, up to a limit, while the scheduler does not answer. A
+scheduler that lost a booking gets it again, and a restarted one gets all of them.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Reporter:
         return report
 
     def told(self, reply: pb.ReportReply) -> None:
-        """Process an answer. A message without a report gets one, too."""
+        """Process an answer. A message without a report is answered, too."""
         if reply.refusal:
             self.refused(reply.refusal)
             return
@@ -157,7 +157,7 @@ class Reporter:
             self._on_released()
 
     def failed(self, *, first: bool) -> None:
-        """Keep the events for the next message. `first`: the message before was answered."""
+        """Keep the events for the next message. `first`: the previous message was answered."""
         if first:
             self._on_released()  # wakes callers: news of free room will not arrive
         oldest = time.monotonic() - KEEP_S
@@ -212,7 +212,7 @@ class Exchange:
     """Send a router's messages to one scheduler. Belongs to one event loop."""
 
     def __init__(self, send: Send, reporter: Reporter, on_unwanted: Callable[[pb.Placement], None]) -> None:
-        """Send placements requested here, and `reporter`'s events, with `send`.
+        """Use `send` to request placements and to report the events of `reporter`.
 
         `on_unwanted` gets placements that arrive after their callers have left.
         """
@@ -296,7 +296,7 @@ class Exchange:
                     one.answer.set_result(found)
             self._reporter.told(reply.report)
             return True
-        finally:  # a cancellation or a bug leaves some without an answer
+        finally:  # a cancellation or a bug leaves some requests without an answer
             _give_up(asked, SchedulerUnavailable(_GIVEN_UP))
 
     def _unwanted(self, reply: pb.PlaceReply) -> None:

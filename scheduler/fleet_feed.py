@@ -1,9 +1,9 @@
 """Send routers the changes to the fleet since their last request.
 
-The reply is serialized once for all routers at a revision. It has everything if a router's revision is
-too old or of another feed. Bookings are the totals of all routers; a router subtracts its own. A worker's
-identity is sent once. A heartbeat is not a change: the last message of a worker that is not mentioned is less
-than half a lease old.
+The reply is serialized once for all routers at a revision. It contains the whole fleet if a router's revision
+is too old or of another feed. Bookings are the totals of all routers; a router subtracts its own. A worker's
+identity is sent once. A heartbeat is not a change: if a worker is not mentioned, its last message is
+less than half a lease old.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FleetFeed:
 
     def __init__(self, worker_lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._id = uuid.uuid4().hex
-        self._silent_s = worker_lease_s / 2  # the age of a worker silent for longer is sent each time
+        self._silent_s = worker_lease_s / 2  # once a worker is silent for longer, its age is sent each time
         self._clock = clock
         self._refreshed = 0.0
         self._revision = 0

@@ -1,7 +1,7 @@
 """Drop departed workers from the prefix index, and log each worker that does not report its cache.
 
-The scheduler's service and the simulator call it now and then. It does not hold the index or learn blocks:
-that is prefixes/prefix_ledger.py. Requests are placed on silent workers without regard to prefixes.
+The scheduler's service and the simulator call this regularly. The index itself is kept and updated by
+prefixes/prefix_ledger.py. Requests are placed on silent workers without regard to prefixes.
 """
 
 from __future__ import annotations

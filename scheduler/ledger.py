@@ -1,7 +1,7 @@
 """Attempts and their bookings, in this scheduler's memory.
 
-Routers report every booking and its end to all schedulers, so all reach the same sums. Nothing is stored:
-routers report all their bookings again to a scheduler that was restarted.
+Routers report every booking and its end to all schedulers, so all schedulers reach the same sums. Nothing is
+stored: routers report all their bookings again to a scheduler that was restarted.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Ledger:
         return (past.epoch, past.over) if past else (0, False)
 
     def place(self, booking: Booking) -> None:
-        """Book a new attempt in place of an older one at the same request. Its epoch must be new."""
+        """Book a new attempt, replacing an older one at the same request. Its epoch must be new."""
         self._replace(booking.attempt)
         self._book(booking)
 
@@ -243,10 +243,10 @@ class Ledger:
 
 
 def forget(past: OrderedDict[str, Past], now: float) -> None:
-    """Drop expired entries. All are kept equally long, so insertion order is expiry order.
+    """Drop expired entries. All entries are kept equally long, so insertion order is expiry order.
 
-    It is an OrderedDict because finding the first key of a plain dict walks over all deleted ones before it:
-    6 us of each call with 50,000 requests coming and going.
+    `past` is an OrderedDict because finding the first key of a plain dict walks over all deleted keys before
+    it, which takes 6 us per call with 50,000 requests coming and going.
     """
     while past:
         oldest = next(iter(past))

@@ -1,9 +1,9 @@
 """The processes of a deployment: the addresses of their metrics, and the log levels that operators set.
 
-Workers report that address when they register. Schedulers and routers have entries in the store, under a
-lease: each scheduler writes its own entry and those of the routers that ask it for snapshots. The rest is not
-in the store: a restarted scheduler hears from its routers within a second, and a process keeps its level
-until it ends.
+Workers report their metrics address when they register. Schedulers and routers have entries in the store,
+under a lease: each scheduler writes its own entry and those of the routers that ask it for snapshots.
+Everything else is kept in memory: a restarted scheduler hears from its routers within a second, and a process
+keeps its level until it ends.
 """
 
 from __future__ import annotations

@@ -37,10 +37,10 @@ class Need:
     model_fingerprint: str = ""  # the weights that generated the first tokens; empty: any
     waited_s: float = 0.0  # since the request arrived; when all workers are full, the oldest goes first
     adapter: Adapter | None = None  # None: the base model
-    priority: int = 0  # its class's; when all workers are full, lower values go before older requests
+    priority: int = 0  # its class's; if all workers are full, lower values go before older requests
     room: float = 1.0  # share of each limit that may be in use with this request
-    encode: bool = False  # an image's embeddings; `prompt_tokens` are the image's, `prefix` is its one key
-    match: Match | None = None  # set by the scheduler: what each worker holds of the prompt; None: unknown
+    encode: bool = False  # compute an image's embeddings; `prompt_tokens` is its size, `prefix` its one key
+    match: Match | None = None  # set by the scheduler: the part of the prompt on each worker; None: unknown
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:

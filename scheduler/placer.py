@@ -1,12 +1,12 @@
 """Choose workers and book them, in one step of the event loop.
 
-Two schedulers may give the same room away; the worker then refuses one of the requests. An encode never
+Two schedulers may give away the same room; the worker then refuses one of the requests. An encode never
 waits.
 
-When all workers are full, requests go by class priority, then by age: otherwise a router with many running
-requests would get every place that becomes free. The scheduler knows only the request for which each router
-asked last. Several schedulers share theirs through the store twice a second, which is often enough, because
-ages are compared with a tolerance of a second.
+When all workers are full, requests are placed by class priority, then by age: otherwise a router with many
+running requests would get every place that becomes free. The scheduler knows only each router's last refused
+request. Several schedulers share these requests through the store twice a second, which is often enough,
+because ages are compared with a tolerance of a second.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Waiting:
     heard: float  # on the clock
 
     def goes_before(self, need: Need, since: float) -> bool:
-        """Return whether this request comes first. A new one does not: it may never ask again."""
+        """Return whether this request comes before `need`. A new one does not: it may never ask again."""
         mine = self.need
         before = self.since < since if mine.priority == need.priority else mine.priority < need.priority
         return before and mine.waited_s > TOLERANCE_S
@@ -54,7 +54,7 @@ class _Waiting:
 
 
 class RouterTurns:
-    """The last request of each router that was refused because all workers are full."""
+    """Each router's last request that was refused because all workers are full."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,7 +1,7 @@
 """The live workers, in this scheduler's memory.
 
-Each worker registers with all schedulers and sends heartbeats to all. A restarted scheduler knows no worker,
-and hears from all of them within a heartbeat.
+Each worker registers with all schedulers and sends heartbeats to all. A restarted scheduler
+starts without workers, and hears from all of them within a heartbeat.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Roster:
         return True
 
     def leader_of(self, gang: str) -> str:
-        """Return the address of the newest rank 0 that waits for the rest of this gang, or ""."""
+        """Return the address of the newest rank 0 that is waiting for the rest of this gang, or ""."""
         leaders = [
             one.identity.address
             for one in self._workers.values()
@@ -154,7 +154,7 @@ class Roster:
 
 
 class Peers:
-    """The best draft acceptance that other workers with a worker's speculative method report.
+    """The best draft acceptance among the other workers with the same speculative method.
 
     Keeps the two best references of each method, refreshed every `PEERS_AGE_S`.
     """

@@ -46,7 +46,7 @@ class Reports:
         return min(one.dropped for one in self._reporters.values())
 
     def hold(self, booking: Booking, lease_s: float, *, booked_by: str = "") -> None:
-        """Keep an attempt's booking alive, instead of that of an earlier attempt at the same request.
+        """Keep an attempt's booking alive, replacing that of an earlier attempt at the same request.
 
         Reports it to all schedulers but the one at the address `booked_by`, which placed it.
         """

@@ -1,9 +1,9 @@
-"""Place without a scheduler, from its last snapshot, by the scheduler's own policy and limits.
+"""Place without a scheduler: from the last snapshot, with the scheduler's own policy and limits.
 
 A router does so while no scheduler answers, while one that has just started may not know all workers, and
-when it has lost workers that the router can reach. This router's bookings count as they are now, those of
-other routers as of the snapshot until their leases end. Workers refuse requests that do not fit, and these
-are placed again.
+while the scheduler has lost workers that the router can reach. This router's bookings are current, those of
+other routers are as of the snapshot and count until their leases end. Workers refuse requests that do not
+fit, and these are placed again.
 """
 
 from __future__ import annotations

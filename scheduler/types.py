@@ -1,4 +1,4 @@
-"""The scheduler's state as plain objects; what it only passes on stays protobuf."""
+"""The scheduler's state as plain objects; data that it only passes on stays protobuf."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class WorkerRecord:
     role: pb.Role = field(init=False, repr=False)
     capacity: pb.Capacity = field(init=False, repr=False)
     seat: tuple[str, str, int, int] | None = field(default=None, init=False, repr=False)  # see `pb.Gang`
-    # Set by FleetView: the known members of its gang's life by rank, and whether all of them are there.
+    # Set by FleetView: the known members of its gang in the same life, by rank, and whether none is missing.
     gang: list[WorkerRecord] | None = field(default=None, init=False, repr=False, compare=False)
     whole: bool = field(default=True, init=False, repr=False, compare=False)
 
@@ -101,7 +101,7 @@ class WorkerRecord:
 
     @property
     def held(self) -> bool:
-        """Whether it takes no requests only because an operator drained its name."""
+        """Whether an operator's drain of its name is all that keeps it from taking requests."""
         return self.drain_asked and self.state != pb.WORKER_STATE_DRAINING
 
     @property
@@ -125,7 +125,7 @@ class WorkerRecord:
 class FleetView:
     """All live workers and their bookings. Records are updated in place: do not use them across an await.
 
-    It is valid until a worker comes or goes, or one of a gang changes its state or is drained.
+    The view is valid until a worker comes or goes, or a member of a gang changes state or is drained.
     """
 
     workers: dict[str, WorkerRecord]
@@ -144,7 +144,7 @@ class FleetView:
                 one.gang, one.whole = members, bool(life and one.seat and ready == one.seat[3])
 
     def units(self) -> Iterator[list[WorkerRecord]]:
-        """Yield what starts, changes roles and ends as one: the workers of a gang by rank, or one worker."""
+        """Yield the units that start, change roles and end as one: a gang by rank, or one worker."""
         for one in self.workers.values():
             if one.members[0] is one:
                 yield one.members

@@ -134,7 +134,7 @@ class WorkerSession:
         self.wake()
 
     async def close(self) -> None:
-        """Deregister. Does not raise: with an unreachable scheduler the registration expires."""
+        """Deregister. Does not raise: if a scheduler is unreachable, the registration expires."""
         for task in self._tasks:
             await stop(task)
         self._tasks = []
@@ -220,7 +220,7 @@ class _Line:
             try:
                 if not self.registered:
                     await self.register()
-                if self.registered:  # else another registration has begun, and will wake this
+                if self.registered:  # else another registration has begun, and will wake this line
                     await self.heartbeat()
                 self._answers = True
             except Refused as error:
@@ -242,8 +242,8 @@ class _Line:
                 session.raise_epoch(error.last)
                 continue
             session.heartbeat_s = reply.heartbeat_s
-            # A later one, with the capacity, may be in flight. A heartbeat before it would say "ready"
-            # without it.
+            # A later registration, with the capacity, may be in flight. A heartbeat before it would report
+            # "ready" without a capacity.
             self._accepted = max(self._accepted, revision)
             return
         raise Refused(

@@ -34,7 +34,7 @@ class ServiceClass:
     share: float = 0.25
     preemptible: bool = False
     patience_s: float = 0.0
-    room: float = 1.0  # fraction of each limit that it may fill; the rest is kept for classes ahead of it
+    room: float = 1.0  # fraction of each limit that this class may fill; the rest is for classes ahead of it
 
 
 STANDARD = ServiceClass()

@@ -40,7 +40,7 @@ def guarded(router: RouterSettings) -> bool:
 
 
 def open_to_all(router: RouterSettings, host: str = "") -> str:
-    """Return a warning, or "" unless other machines can reach the router (at `host`) without a key."""
+    """Return a warning if other machines can reach the router (at `host`) without a key, else ""."""
     host = host or router.host
     if guarded(router) or only_from_here(host):
         return ""
@@ -72,7 +72,7 @@ def keys_in(key: str, path: str) -> list[str]:
 
 
 def store_password(scheduler: SchedulerSettings) -> str:
-    """Return the store's password from its file, or "": it may be in the URL. Raises ConfigError."""
+    """Return the store's password from its file, or "", as it may be in the URL. Raises ConfigError."""
     return _password("scheduler.store_password_file", scheduler.store_password_file)
 
 

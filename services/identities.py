@@ -1,7 +1,7 @@
 """Give a process its certificate, from the source that the settings name.
 
 security.join     the CA's service: join with a token, renew with the last certificate
-security.folder   a folder that another program renews, if security.join is unset
+security.folder   a folder whose files another program renews, if security.join is unset
 security.ca       the CA's own folder, on its machine
 """
 
@@ -111,7 +111,7 @@ def _kept(folder: Path, first: Pems | None, renew: Callable[[Credentials], Pems]
 
 
 def _temporary() -> Path:
-    """Return a folder that exists as long as this process; remove those that killed processes left.
+    """Return a folder that exists as long as this process; remove folders that killed processes left.
 
     Each live process locks its folder. A process id would not do, because containers may share /tmp.
     """

@@ -31,7 +31,7 @@ def import_all(names: Sequence[str]) -> None:
 def collect_seldom() -> None:
     """Exempt existing objects from garbage collection, and collect new ones less often.
 
-    Without it, a scheduler on a busy machine paused for 40 to 220 ms every 7 s at 160 placements per second.
+    Without this, a scheduler on a busy machine paused for 40-220 ms every 7 s at 160 placements per second.
     """
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)

@@ -1,7 +1,8 @@
 """Split the configuration into models, each with a tree of settings for its processes.
 
-Without `models:` there is one model with the whole tree. With it, each entry overrides keys of the top-level
-sections, and each model has its own scheduler and topic in the store. Only routers serve several models.
+Without `models:` there is one model with the whole tree. With `models:`, each entry overrides keys of the
+top-level sections, and each model has its own scheduler and topic in the store. Only routers serve several
+models.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True)
 class Model:
-    """One model of a deployment. `entry` is its value under `models:`, if there is that section."""
+    """One model of a deployment. `entry` is its value under `models:`, if that section exists."""
 
     settings: Settings
     entry: ModelSettings | None = None
@@ -113,7 +114,7 @@ def _model(base: Settings, name: str, entry: ModelSettings, place: int) -> Model
 
 
 def _further(address: str, places: int) -> str:
-    """Return the address with its port increased by `places`, unless it is 0 (any free port)."""
+    """Return the address with its port increased by `places`, unless the port is 0 (any free port)."""
     host, port = addresses.split(address.strip())
     return addresses.join(host, port and port + places)
 
@@ -124,7 +125,7 @@ def _word(name: str) -> str:
 
 
 def _listed(address: str) -> list[str]:
-    """Return addresses with a fixed port, which two schedulers cannot share."""
+    """Return the addresses that have a fixed port, which two schedulers cannot share."""
     return [one.strip() for one in address.split(",") if addresses.split(one)[1]]
 
 

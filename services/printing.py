@@ -1,8 +1,8 @@
 """Print to stdout and stderr without ever raising or blocking.
 
-A pipe's reader may have exited or stalled, a disk full, a terminal closed; none of these may crash or block a
-process. Lines that cannot be written now are buffered, up to a limit, and retried. The number of lost lines
-is printed once writing works again. There is no writer thread, because the supervisor forks.
+A pipe's reader may have exited or stalled, a disk filled up, or a terminal closed; none of these may crash or
+block a process. Lines that cannot be written now are buffered, up to a limit, and retried. The number of lost
+lines is printed once writing works again. There is no writer thread, because the supervisor forks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TextIO
 MOST_KEPT = 1 << 20  # bytes of buffered lines
 RETRY_S = 0.5
 LAST_S = 1.0  # time for the remaining lines when the process ends
-_LOOK_S = 1.0  # between checks whether a descriptor was redirected
+_LOOK_S = 1.0  # between checks for a redirected descriptor
 _PIECE = select.PIPE_BUF  # a writable pipe has room for at least this much
 
 _GONE = {errno.EPIPE, errno.ENXIO}  # no reader; a named pipe may get one later
@@ -123,7 +123,7 @@ class Printer:
     def _descriptor_for_writing(self) -> int:
         """Return a descriptor that can be written now without blocking, or -1."""
         now = time.monotonic()
-        if now >= self._look_at:  # it may have been redirected since
+        if now >= self._look_at:  # the descriptor may have been redirected since
             found = os.fstat(self._descriptor)
             self._is_file = stat.S_ISREG(found.st_mode)
             if not self._is_file and self._seen != (found.st_dev, found.st_ino):
@@ -174,7 +174,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 def printer(descriptor: int) -> Printer:
     """Return the one printer of a descriptor, shared by all callers."""
-    if descriptor not in _printers:  # it carries events for a program: keep our own lines out
+    if descriptor not in _printers:  # such a descriptor carries events for a program: keep our own lines out
         _printers[descriptor] = Printer(descriptor, tells=False)
     return _printers[descriptor]
 
@@ -207,7 +207,7 @@ def put(stream: TextIO | None, text: str) -> None:
 
 
 class Unfailing(io.TextIOBase):
-    """A stream for libraries that never raises or blocks."""
+    """A stream that never raises or blocks, for libraries."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

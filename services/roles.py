@@ -1,7 +1,7 @@
 """The roles of workers.
 
-A role only says what the scheduler places on a worker. Every worker but an encoder can prefill and decode, so
-its role can change while it serves, and one side can stand in for the other.
+A role only says what the scheduler places on a worker. Every worker except an encoder can prefill and decode,
+so its role can change while it serves, and one side can stand in for the other.
 """
 
 from __future__ import annotations
@@ -90,6 +90,6 @@ def check(one: Role, settings: Settings) -> None:
 
 
 def name_of(wire: scheduler_pb2.Role) -> str:
-    """Return the name of a role; empty if it has none."""
+    """Return the name of a role; empty if the role is unspecified."""
     name = scheduler_pb2.Role.Name(wire).removeprefix("ROLE_").lower()
     return name if name in ROLES else ""

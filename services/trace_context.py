@@ -31,7 +31,7 @@ class TraceContext:
 
 
 def new_span_id() -> str:
-    """Return the id of a new span. Not a secret."""
+    """Return the id of a new span. The id is not a secret."""
     return f"{getrandbits(64) or 1:016x}"
 
 
@@ -63,7 +63,7 @@ def begin(headers: Iterable[tuple[bytes, bytes]] = (), ratio: float = 0.0) -> Tr
 
 
 def trace_id_of(traceparent: str) -> str:
-    """Return the trace id in a traceparent, or "" if that is invalid."""
+    """Return the trace id in a traceparent, or "" if the header is invalid."""
     match = _TRACEPARENT.fullmatch(traceparent)
     return match["trace"] if match else ""
 

@@ -1,6 +1,6 @@
 """The chat format in Python: the same text as chat_template.jinja, which ships with the weights.
 
-Training must know which text the model has to predict, which `segments` returns. The format is ChatML with
+Training must know which text the model has to predict; `segments` marks that text. The format is ChatML with
 tool calls as in the Hermes models.
 """
 
@@ -13,7 +13,7 @@ from dialogues.tools import call_text
 
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
-# One token each. They are not special tokens, which servers would strip before the tool parser.
+# One token each, but not special ones: servers strip special tokens before the tool parser runs.
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 _TOOLS_HOW = (

@@ -53,7 +53,7 @@ def trunk_states(
 
 
 def document_mask(documents: torch.Tensor, behind: int) -> torch.Tensor:
-    """Return a mask [B, 1, T, T]: positions attend to those of their document at least `behind` back.
+    """Return a mask [B, 1, T, T] of the same document's positions that are at least `behind` back.
 
     `documents` [B, T] numbers the documents of each row.
     """
@@ -109,7 +109,7 @@ class DraftLoss:
 
 
 def counted_places(weights: torch.Tensor) -> list[torch.Tensor]:
-    """Return, for each step, the positions [B, T - 1] that count; `weights` [B, T + 1] are the tokens'.
+    """Return, for each step, the positions [B, T - 1] that count, given the tokens' `weights` [B, T + 1].
 
     Step j at position p predicts token p + 2 of a draft that began after token p - j + 1. All these tokens
     must be the trunk's own.

@@ -16,7 +16,7 @@ VALIDATION_SEED = 10_001
 
 
 def holds(reply: str, answer: str) -> bool:
-    """Return whether the reply contains `answer`, not as part of a longer word or number."""
+    """Return whether the reply contains `answer`, but not as part of a longer word or number."""
     before = r"(?<![\w.-])" if answer[:1].isalnum() else ""
     after = r"(?!\w)" if answer[-1:].isalnum() else ""
     return re.search(before + re.escape(answer) + after, reply) is not None

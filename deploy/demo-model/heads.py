@@ -92,7 +92,7 @@ class Layer(nn.Module):
 class Head(nn.Module, ABC):
     """A drafter: `start` returns the hidden states for step 0, `forward` runs one step."""
 
-    prefix = ""  # vLLM expects it before the weights' names
+    prefix = ""  # vLLM expects this prefix before the weights' names
 
     @abstractmethod
     def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The demo model, a Qwen2 of 5.8 million parameters, and the folders of the model and its drafters.
 
 `weights/` is the trunk as Qwen2. `weights-mtp/` is the trunk as MiMo, which is Qwen2 with an MTP layer; it
-has a link to the trunk's file, and a file with the layer. `eagle3/` is a draft model for either.
+has a link to the trunk's file, and a file with the MTP layer. `eagle3/` is a draft model for either.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
     partial = path.with_suffix(".partial")
     narrow = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in tensors.items()}
     save_file(narrow, partial, metadata={"format": "pt"})
-    partial.chmod(0o644)  # safetensors makes it private
+    partial.chmod(0o644)  # safetensors makes the file private
     partial.replace(path)
 
 

@@ -1,4 +1,4 @@
-"""Make .kit, with which a GPU machine without a network can run vLLM and Baton (docs/gpu.md).
+"""Make .kit, which lets a GPU machine without a network run vLLM and Baton (docs/gpu.md).
 
     python -m deploy.gpu_kit
 
@@ -112,7 +112,7 @@ def _wheels(wanted: dict[str, str]) -> dict[str, Path]:
 
 
 def _inspections() -> Files:
-    """Yield vLLM's inspections of the demo models' classes, which save each worker 12 s there."""
+    """Yield vLLM's inspections of the demo models' classes, which save each worker there 12 s."""
     with tempfile.TemporaryDirectory() as cache:
         line = [sys.executable, "-W", "ignore", "-m", "harness.null_gpu.inspections"]
         environment = {**os.environ, "VLLM_CACHE_ROOT": cache}

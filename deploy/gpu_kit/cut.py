@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_MAGIC = 0xBA55ED50  # a container begins with it
+_MAGIC = 0xBA55ED50  # the first bytes of a container
 _CODE = 2  # kind of an entry with machine code
 _SYMBOLS, _NO_BITS = 2, 8  # kinds of sections
 _HOPPER = 90

@@ -10,7 +10,7 @@
 # ARMS="one shm" limits answers, MODELS="gemma3" models; SIZE_ARGS adds arguments of gpu-serve to small and large.
 set -uo pipefail
 unset PYTHONDONTWRITEBYTECODE
-kit=${KIT:-/tmp/baton-kit} # unpacked there
+kit=${KIT:-/tmp/baton-kit} # where the kit is unpacked
 export OUT=${OUT:-$PWD/.kit/out}
 mkdir -p "$OUT" "$kit/logs"
 began=$SECONDS
@@ -27,7 +27,7 @@ if [ ! -e "$kit/.unpacked" ]; then
   say "unpacked"
 fi
 export PYTHONPATH=$PWD/src:$PWD:$kit PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=$kit/triton VLLM_CACHE_ROOT=$kit/cache
-# FlashInfer and the hub are not available there.
+# FlashInfer and the hub are not available on the GPU machine.
 export VLLM_USE_FLASHINFER_SAMPLER=0 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 
 step() { # NAME LIMIT COMMAND ...

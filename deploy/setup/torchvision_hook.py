@@ -2,11 +2,11 @@
 
 There is no CPU build for this torch. The wheel's C++ extension cannot be loaded without CUDA, which
 torchvision tolerates; but then it registers shape functions for two operators that only the extension
-declares. So they are declared first. The transforms that image processors use are Python over torch's own
-operators.
+declares. So this hook declares those first. The transforms that image processors use are Python over torch's
+own operators.
 
 deploy/setup/hook copies this file into site-packages, with a .pth file that imports it in every Python
-process, because transformers imports torchvision wherever it is installed. It costs nothing until then.
+process, because transformers imports torchvision wherever it is installed. It costs nothing before that.
 """
 
 import sys

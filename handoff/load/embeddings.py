@@ -35,7 +35,7 @@ class EmbeddingPuller:
     def pull(
         self, manifest: EmbeddingManifest, identifier: str, rows: int, cancellation: Cancellation
     ) -> tuple[Embeddings, str]:
-        """Check, pull, and check the digests; return the transport's name, too. Raises HandoffError."""
+        """Check the manifest, pull, check digests. Also returns the transport's name. Raises HandoffError."""
         check_embedding(manifest, identifier, rows, self._form, self._worker_id)
         transport = transports.choose(self._usable(), manifest.shard)
         pull = Pull(
@@ -57,7 +57,7 @@ class EmbeddingPuller:
             self._transports = []
 
     def _usable(self) -> list[Transport]:
-        """Make the transports for the first pull: most workers never pull embeddings."""
+        """Make the transports only for the first pull, because most workers never pull embeddings."""
         with self._lock:
             if self._transports is None:
                 self._transports = transports.create(self._names)

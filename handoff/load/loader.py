@@ -6,7 +6,7 @@
 
 No running request uses the blocks of a load, and every reserved job is reported exactly once, because the
 engine holds the blocks until then. An early pull, from a manifest that comes before the prompt is complete,
-brings the records of each prefill step. If it fails it is retried later, unless the source has already
+brings the records of each prefill step. If it fails, it is retried later, unless the source may already have
 dropped records.
 """
 
@@ -38,8 +38,8 @@ from baton.protos.handoff_pb2 import Manifest
 logger = logging.getLogger(__name__)
 
 MOVING = 2  # concurrent pulls that make progress
-STALLED_S = 1.0  # time without a byte after which a pull is stalled; even slow networks bring some
-THREADS = 8  # MOVING pulls, and the stalled ones of three sources
+STALLED_S = 1.0  # a pull without a byte for this long is stalled; even slow networks bring some sooner
+THREADS = 8  # MOVING pulls, plus the stalled pulls of three sources
 EARLY = 4  # concurrent early pulls, which mostly wait for the source's next step and hold a thread there
 _LOOK_S = STALLED_S / 4  # interval of checks for stalled pulls while others wait
 
@@ -75,7 +75,7 @@ class _Turns:
 
     More concurrent pulls would share the memory bus and the engine's cores, and all would end later. If a
     network is cut, a pull stalls for seconds until its connection is found dead. A stalled pull does not
-    count, so pulls from other sources overtake it; pulls from the same source wait.
+    count towards the limit, so pulls from other sources overtake it; pulls from the same source wait.
     """
 
     def __init__(self, moving: int = MOVING, stalled_s: float = STALLED_S) -> None:
@@ -92,7 +92,7 @@ class _Turns:
             self._changed.notify()
 
     def leave(self, load: _Load) -> bool:
-        """Leave the queue. Return False for a load that has begun."""
+        """Remove a load from the queue. Return False if it is not waiting there."""
         with self._changed:
             waits = load in self._waiting
             if waits:
@@ -174,7 +174,7 @@ class Loader:
                 self._begin(load, job.manifest, whole_s)
 
     def begin(self, key: Key, manifest: Manifest) -> None:
-        """Pull by the manifest of a prompt, complete or not. Idempotent; ignores loads without blocks."""
+        """Start to pull a prompt, complete or not. Idempotent; ignores loads without blocks."""
         with self._lock:
             if (load := self._loads.get(key)) is not None:
                 self._begin(load, manifest, time.monotonic() if manifest.saved_at_s else 0.0)

@@ -1,6 +1,6 @@
 """Pull a save's records from the shards that a rank needs, check them and write them into its cache.
 
-One pull, on a thread of loader.py, which decides when it runs and for how long; a transport moves the bytes.
+A pull runs on a thread of loader.py, which decides when and for how long; a transport moves the bytes.
 
 With different numbers of ranks (forms.py), a rank pulls its heads from several shards, one chunk of each in
 turn, so that they advance together. The records of a windowed save are acknowledged, so that the source can
@@ -44,7 +44,7 @@ class LoadJob:
     epoch: int
     tokens: int  # must equal the manifest's
     parts: tuple[Part, ...]
-    waited_s: float = 0.0  # since its arrival at the engine, which may be on another machine
+    waited_s: float = 0.0  # since its arrival, or the prompt's end; a duration, because clocks may differ
     saved_as: str = ""  # request id at the source, if different
     manifest: Manifest | None = None  # set if it came before the blocks were allocated
     complete: bool = False  # the prompt is complete: the request waits only for its KV
@@ -63,7 +63,7 @@ class Progress:
     job: LoadJob
     cancellation: Cancellation = field(default_factory=Cancellation)
     heard_s: float = 0.0  # time.monotonic of the start, or of the last bytes
-    whole_s: float = 0.0  # when the prompt was complete: the times below count from then on
+    whole_s: float = 0.0  # when the prompt was complete: the times below start then
     acks: list[Acknowledgements] = field(default_factory=list)  # one per shard
     transport: str = ""
     bytes: int = 0
@@ -138,7 +138,7 @@ class Acknowledgements:
         self._soon()
 
     def end(self) -> None:
-        """Ignore calls from now on, because everything has arrived. Raises the error of a failed one."""
+        """Ignore later failures of calls, because everything has arrived. Raises an earlier failure."""
         with self._lock:
             self._ended = True
         if self.error is not None:
@@ -272,7 +272,7 @@ class Pulls:
             self._client.release_soon(described, confirmed=True, shards=[shard], reader=reader)
 
     def _orders(self, progress: Progress, described: Manifest, share: Share) -> list[Pull]:
-        """Return an order per run of records; with several groups, a cached prefix leaves a run per group."""
+        """Return an order per run of records; with several groups, a cached prefix leaves one per group."""
         job = progress.job
         pulls = []
         groups = {self._puller.layers[cut.layer].group for cut in share.cuts}

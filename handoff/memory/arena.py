@@ -1,7 +1,7 @@
 """The allocator of staging's shared memory: slots for one record each.
 
 There is one segment, whose pages are faulted in step by step, ahead of need. A save gets one run of free
-slots if one is long enough, else the longest ones.
+slots if one is long enough, else the longest runs.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def block_cache(
 
     tensors: by layer, with blocks in dimension 0; a tensor that layers of a group share counts once.
     row_widths: elements that share a scale when quantised; by default the innermost dimension. groups: the
-    layers of each group, which may have none on this rank; a single group has all.
+    layers of each group, which may have none on this rank; a single group has all layers.
     """
     devices = {tensor.device for tensor in tensors.values() if isinstance(tensor, torch.Tensor)}
     if len(devices) > 1:
@@ -78,7 +78,7 @@ def _grouped(
 
 
 def _filled_up(table: KVTable | None, largest: KVTable) -> KVTable:
-    """Pad records to the size of the largest table's: zeros when packed, discarded when unpacked."""
+    """Pad a table's records to the largest size: with zeros when packed, discarded when unpacked."""
     missing = largest.record_bytes - (table.record_bytes if table else 0)
     if table and not missing:
         return table

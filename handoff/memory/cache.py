@@ -1,8 +1,8 @@
 """Gather a rank's KV cache into records, and scatter records into it.
 
 A record has one block of all layers of its group, layer after layer, as is or quantised (kernels/kv_pack).
-All records have one size, and consecutive blocks have consecutive records, so a puller that already has the
-first blocks requests one contiguous range. This code does not depend on what the bytes mean (heads first or
+All records have the same size, and consecutive blocks have consecutive records, so a puller that already has
+the first blocks requests one contiguous range. This code does not depend on what the bytes mean (heads or
 tokens first, K and V apart or together, MLA's latent, a state): the compatibility hash over `CacheLayer`s
 ensures that both ends agree.
 """
@@ -50,11 +50,11 @@ class Landing(ABC):
     """Write one pull's records into the cache, from one thread."""
 
     def __init__(self, what: str, seed: int, tables: Tables) -> None:
-        """Start a landing. what: names the KV in error texts; seed: of its digests; tables: by group."""
+        """Start a landing. what: names the KV in error texts; seed: that of the digests; tables: by group."""
         self.what = what
         self.seed = seed
         self._tables = tables
-        self.check_s = 0.0  # digests, if they are computed in a separate pass
+        self.check_s = 0.0  # time for digests, if they are computed in a separate pass
         self.load_s = 0.0
 
     @abstractmethod
@@ -91,7 +91,7 @@ class BlockCache(ABC):
         )
 
     def join(self, stages: Sequence[tuple[CacheLayer, ...]], stage: int) -> None:
-        """Take on a pipeline's layers, form and rank, before any load. stages: the layers of each."""
+        """Take on a pipeline's layers, form and rank, before any load. stages: each stage's layers."""
         self.layers, numbers = joined(stages)
         self.form = replace(self.form, stages=numbers)
         self.rank += stage * self.form.ranks
@@ -102,7 +102,7 @@ class BlockCache(ABC):
 
     @abstractmethod
     def fill(self, parts: Sequence[Part], fill: Fill, after: Mark | None = None) -> None:
-        """Gather the blocks of `parts`, which are all of the fill, and close the fill.
+        """Gather the blocks of `parts`, which make up the whole fill, and close the fill.
 
         The engine's thread calls this after the step that wrote the blocks. On return, the engine may queue
         work that overwrites them; the records may still be on their way. Other threads pass `after`, a `mark`
@@ -117,8 +117,8 @@ class BlockCache(ABC):
     def landing(self, what: str, seed: int, after: Mark | None = None, share: Share | None = None) -> Landing:
         """Return a landing for one pull, on its thread.
 
-        after: a `mark` from when the blocks were allocated. share: whose records are pulled; by default this
-        rank's own records.
+        after: a `mark` from when the blocks were allocated. share: what is pulled; by default, records of
+        this rank's own form.
         """
 
     def _tables_of(self, share: Share | None) -> Tables:
@@ -131,7 +131,7 @@ class BlockCache(ABC):
         return None
 
     def pin(self, memory: Bytes) -> None:  # noqa: B027 (host memory needs nothing)
-        """Pin staging memory for as long as the process lives."""
+        """Pin staging memory for the life of the process."""
 
     def close(self) -> None:  # noqa: B027
         """Wait for fills under way. Idempotent."""
@@ -161,7 +161,7 @@ class HostBlockCache(BlockCache):
         self.gather(0, (), np.empty((0, self.record_bytes), np.uint8))  # compile now, not in the first save
 
     def fill(self, parts: Sequence[Part], fill: Fill, after: Mark | None = None) -> None:
-        del after  # a step has ended when it returns
+        del after  # on the CPU, a step's work is done when the step returns
         try:
             for part in parts:
                 for start, stop in fill.view.pieces(part.first, part.stop, len(part.block_ids)):
@@ -216,7 +216,7 @@ class _HostLanding(Landing):
 def _cut_tables(
     tables: Sequence[KVTable], layers: Sequence[CacheLayer], here: Form, rank: int, share: Share
 ) -> dict[int, KVTable]:
-    """Return tables that unpack a share's records into this rank's blocks, by group, where it has any."""
+    """Return, by group, tables that unpack a share's records into this rank's blocks, if it has any."""
     found = {}
     for number, table in enumerate(tables):
         own, other = (
@@ -249,7 +249,7 @@ def _cut_tables(
 def _pieces(
     layer: CacheLayer, cut: Cut, blocks: torch.Tensor, heads: tuple[int, int], *, begin: int, wire: str
 ) -> Iterator[_Piece]:
-    """Yield the pieces of a cut. heads: here and there; begin: offset of the layer in a record."""
+    """Yield the pieces of a cut. heads: how many here and there; begin: offset of the layer in a record."""
     ours, theirs = heads
     size = layer.head_bytes // layer.element_bytes // layer.stretches  # adjacent elements of a head
     for stretch in range(layer.stretches):

@@ -12,8 +12,8 @@ Slots (a chunk each) are allocated once and reused in turn. A pack waits on the 
 copy; the engine's thread waits for nothing. A request of at most `_SAVE_SLOTS` chunks frees its blocks at the
 speed of device memory, a longer one at the speed of the bus.
 Loads compute digests while they unpack, so a corrupt chunk is found when it is already in the cache. The load
-then fails, and no other request uses its blocks. The device copies records directly from pinned memory;
-otherwise the thread first copies them into pinned memory.
+then fails, and no other request uses its blocks. The device copies records directly if their memory is
+pinned; otherwise the thread first copies them into pinned memory.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class DeviceBlockCache(BlockCache):
             self.give_back(lane)
 
     def room(self, records: int, record_bytes: int) -> torch.Tensor:
-        """Allocate on the queue that will use it: on the engine's queue, freed memory may still be in use."""
+        """Allocate on the queue that will use the memory: what the engine's queue freed may be in use."""
         return torch.empty((records, record_bytes), dtype=torch.uint8, device=self.on)
 
     def _compile(self) -> None:
@@ -226,7 +226,7 @@ def _bring(coming: list[_Coming], fill: Fill) -> None:
 class _Lane:
     """A queue and memory for a chunk, used by one pull at a time.
 
-    They are allocated once, because each call into torch releases the GIL and then waits for a busy engine
+    Both are allocated once, because each call into torch releases the GIL and then waits for a busy engine
     thread to get it back.
     """
 
@@ -287,7 +287,7 @@ class _DeviceLanding(Landing):
         self._cache.give_back(lane)
 
     def _queue(self, lane: _Lane, part: Part, records: Bytes, saved: Digests) -> bool:
-        """Queue a chunk. Return whether the device reads `records` in place, so that they must stay."""
+        """Queue a chunk. Return whether the device reads `records` in place, so they are still in use."""
         count, device = len(records), self._cache.device
         parts = device.pinned_parts(records)
         lane.ids_host.numpy()[:count] = wanted(part.block_ids)

@@ -2,8 +2,8 @@
 
 The owner holds a lock (flock) on its segment, which the kernel drops however the owner ends. A segment whose
 lock can be taken is therefore stale. This holds even across containers that share /dev/shm, in which process
-ids are ambiguous. A segment gets its name only after it is locked (O_TMPFILE, then linkat), so that the sweep
-of another process (`remove_stale`) cannot catch a half-made one.
+ids are ambiguous. A segment gets its name only after it is locked (O_TMPFILE, then linkat), so that another
+process's sweep (`remove_stale`) cannot catch a half-made segment.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Attached:
         self._pinning = threading.Lock()
 
     def pin(self, device: Device, stop: int) -> None:
-        """Pin a step of grown memory, unless it is pinned up to `stop`; pinning would fault the rest in."""
+        """Pin another step of grown memory, if needed for `stop`; pinning the rest would fault it in."""
         with self._pinning:
             if stop <= self._pinned:
                 return
@@ -139,7 +139,7 @@ def exists(name: str) -> bool:
 
 
 def remove_stale() -> list[str]:
-    """Remove dead processes' segments; return their names. Tolerates any file: all users can write there."""
+    """Remove dead processes' segments; return their names. Tolerates any file: anyone can write there."""
     removed = []
     for path in DIRECTORY.glob(f"{_PREFIX}*"):
         try:

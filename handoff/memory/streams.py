@@ -1,4 +1,4 @@
-"""The interface of an accelerator to a device cache: queues of work, marks in them, pinned memory."""
+"""Define what a device cache needs of an accelerator: queues of work, marks in them, pinned memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Mark(Protocol):
 
 
 class Queue:
-    """Work that a device does in order, concurrently with other queues. Here all work is done at once."""
+    """Work that a device does in order, concurrently with other queues. This class works immediately."""
 
     def use(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -38,7 +38,7 @@ class Queue:
         return self
 
     def synchronize(self) -> None:
-        """Do nothing, as its own mark."""
+        """Do nothing: the queue is its own mark, and its work is done."""
 
 
 class Pins:

@@ -4,11 +4,11 @@
                                                 ^ Shard.offset
 
 A slot is a header and its record. A save has one slot per block, in order, or a window of fewer slots, in
-which record r is in slot r % slots once record r - slots was taken. A header has its slot's ticket, which is
-the save's number (tickets.py) from publication until another save gets the slot; its digest; and its state,
-one word, written atomically: the record's number, and whether it is coming, whole or failed. A reader that
-finds the same ticket and number before and after its copy knows that the bytes did not change (the idea of a
-sequence lock).
+which record r is in slot r % slots once record r - slots has been taken. A header has a ticket, which is the
+save's number (tickets.py) from publication until another save gets the slot; the record's digest; and a
+state, one word, written atomically: the record's number, and whether it is coming, whole or failed. A reader
+that finds the same ticket and number before and after its copy knows that the bytes did not change (the idea
+of a sequence lock).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TICKET, _STATE, _DIGEST = range(3)
 _COMING, _WHOLE, _FAILED = range(3)  # the low bits of a state; the record's number is above them
 _NUMBER, _KIND = np.uint64(2), np.uint64(3)  # shift, mask
 # Polling intervals of a waiting reader. A 4 MiB chunk takes about the shortest interval to arrive from a
-# device, a prefill step a few hundred times that; so the first interval is a fraction of the last wait.
+# device, a prefill step a few hundred times as long; so the first interval is a fraction of the last wait.
 # Polling too often cost a decode worker on one core a tenth of that core.
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0001, 1.25, 0.002
 _LOOK_PART = 0.125  # share of the last wait
@@ -188,7 +188,7 @@ class SaveView(SavePlan):
         return int((self._headers[self._slots, _STATE] & _KIND == _WHOLE).sum())
 
     def wait(self, first: int, stop: int, what: str, check: Callable[[], None]) -> int:
-        """Wait until record `first` can be read. Return the end of the readable ones, at most `stop`.
+        """Wait until record `first` can be read. Return the end of the readable records, at most `stop`.
 
         check: called between polls, and may raise. Raises SaveFailed, and AlreadyTaken if a later record has
         the slot.
@@ -218,7 +218,7 @@ class SaveView(SavePlan):
 
 
 class Fill:
-    """Publish consecutive records of a save as they are written. Call `close` last, and once.
+    """Publish consecutive records of a save as they are written. Call `close` once, at the end.
 
     There is one Fill per prefill step, or per part of a window. The memory is not reused before `close`, even
     if the lease ends.

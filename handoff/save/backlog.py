@@ -1,8 +1,8 @@
 """The backlog: blocks of windowed saves that have no slot yet.
 
 A thread copies them from the engine's cache as slots come free, prompt by prompt in rotation. Until then the
-engine must not write to these blocks: `withhold` is called before a step that may overwrite those of
-preempted prompts, and a finished request's blocks are freed when `copied` returns it.
+engine must not write to these blocks: `withhold` is called before a step that may overwrite blocks of
+preempted prompts, and a finished request's blocks are freed when `copied` returns the request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from baton.keeping import keep_thread
 
 logger = logging.getLogger(__name__)
 
-TURN_BYTES = 16 << 20  # copied at a time: then it is another save's turn, and preemptions can proceed
+TURN_BYTES = 16 << 20  # copied per turn; between turns, preemptions can proceed
 _WITHHOLD_S = 30.0  # limit for a turn, which takes milliseconds
 
 
@@ -61,7 +61,7 @@ class Backlog:
         self._staging = staging
         self._streams: dict[Key, _Stream] = {}  # next turn first
         self._leaving: set[Key] = set()  # finished requests whose blocks are still needed
-        self.on_copied: Callable[[], object] = lambda: None  # called when such blocks may be freed
+        self.on_copied: Callable[[], object] = lambda: None  # called when blocks of `_leaving` may be freed
         self._changed = threading.Condition()
         self._closed = False
         staging.on_room = self._look

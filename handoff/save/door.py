@@ -1,7 +1,7 @@
 """The server of the port for records: it admits pullers that have a session and answers their requests.
 
-Each connection has a thread. Connections, connections without a greeting, running requests, and the time for
-each are bounded.
+Each connection has a thread. The numbers of connections, of connections without a greeting and of running
+requests are bounded, and so is the time for each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton.protos.handoff_pb2 import ConnectReply
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS = 256  # beyond this, the longest idle one is closed
+CONNECTIONS = 256  # beyond this, the connection that was idle for longest is closed
 STRANGERS = 32  # maximum connections without a greeting
 GREETING_S = 5.0
 IDLE_S = 900.0  # a connection without a pull for this long is closed
@@ -48,7 +48,7 @@ class Door:
         """
         self._answer = answer
         self._sealed = sealed
-        # as gRPC does, bind both families for either wildcard: pullers use the same address for both
+        # as gRPC does, bind both families for either wildcard: pullers use one address for calls and records
         both = addresses.is_wildcard(host) and socket.has_dualstack_ipv6()
         self._listener = addresses.listen("::" if both else host, port)
         self._listener.settimeout(None)
@@ -212,10 +212,10 @@ def _say(connection: socket.socket, text: str) -> None:
         connection.setblocking(False)
         connection.send(shut(text))
         connection.shutdown(socket.SHUT_WR)
-        connection.recv(4096)  # unread bytes would turn it into a reset
+        connection.recv(4096)  # unread bytes would turn the close into a reset
 
 
 def _wake(connection: socket.socket) -> None:
-    """Wake the thread that waits for this connection, which then closes it."""
+    """Wake the thread that waits on this connection; the thread then closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

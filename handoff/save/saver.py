@@ -79,7 +79,7 @@ class Saver:
         """Save the job's blocks after the step that wrote them, except those already saved.
 
         On return the engine may reuse the blocks, unless the save has a window (see Backlog). Returns a
-        report for the first and the last part. A failed save is reported with the last part and never raises.
+        report for the first and the last part. A failure is reported with the last part and never raised.
         """
         start = time.monotonic()
         before = self._growing.pop(job.key, None)
@@ -106,7 +106,7 @@ class Saver:
                 self._staging.release(*key)
 
     def withhold(self, keys: Iterable[Key]) -> None:
-        """Stop reading preempted requests' blocks; release saves of complete prompts, which never finish."""
+        """Stop reading preempted requests' blocks; release complete prompts' saves: they never finish."""
         keys = list(keys)
         self.backlog.withhold(keys)
         for key in keys:
@@ -165,7 +165,7 @@ class Saver:
 def shard_of(
     staging: Staging, offering: Sequence[Transport], entry: Entry, rank: int, chunk_bytes: int
 ) -> Shard:
-    """Describe a published entry, with the transports' offers; a transport may read the entry in chunks."""
+    """Describe a published entry, with the transports' offers. chunk_bytes: maximum read at once."""
     saved = SavedShard(
         request_id=entry.request_id,
         epoch=entry.epoch,

@@ -1,7 +1,7 @@
 """A rank's Handoff service.
 
-Its calls are gRPC. Records go over TCP connections (door.py), for which a puller gets a session by
-a gRPC call, so certificates and the table of roles apply to both.
+Its calls use gRPC. Records go over TCP connections (door.py); a puller gets a session for one with a gRPC
+call, so certificates and the table of roles apply to both.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class Answers:
 
 
 class _Watch:
-    """End a pull that takes too long or whose puller has disconnected; send keepalives to waiting ones."""
+    """End a pull that takes too long or whose puller has disconnected; send keepalives to waiting pullers."""
 
     def __init__(self, line: Line) -> None:
         self._line = line

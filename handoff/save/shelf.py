@@ -1,9 +1,9 @@
 """Keep the embeddings of images for the workers that run their prompts.
 
-Embeddings stay for later requests until their room is needed; the least recently used ones go first. New ones
-are under a lease, which each manifest renews. They stay until all manifests are released, or the lease ends.
-Pulls over TCP keep them, too; with other transports pullers read the memory themselves and notice if it was
-reused.
+Embeddings stay for later requests until their room is needed; the least recently used ones go first. New
+embeddings are under a lease, which each manifest renews, and stay until all manifests are released or the
+lease ends. Running pulls over TCP also keep them; with other transports, pullers read the memory themselves
+and notice if it was reused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Kept:
     entry: Entry
     manifest: EmbeddingManifest
     leased_until: float  # time.monotonic
-    leases: int = 1  # manifests that are not released
+    leases: int = 1  # manifests that have not been released
     new: bool = True  # the first lease is for a manifest that nobody has yet
 
     def may_go(self, now: float) -> bool:
@@ -49,7 +49,7 @@ class _Kept:
 
 
 class Shelf:
-    """The embeddings of one encode worker. `put` belongs to the engine's thread; all else is thread-safe."""
+    """The embeddings of one encode worker. Call `put` on the engine's thread; all else is thread-safe."""
 
     def __init__(self, config: HandoffConfig, compatibility_hash: str) -> None:
         """Start to serve. Raises HandoffError if the service cannot listen."""

@@ -47,11 +47,11 @@ class Entry:
     taken: int = 0  # records whose slots may be reused; always 0 without a window
     wanted: int = 0  # records before this place need no slot
     published_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
-    expires_at: float = float("inf")  # the same
+    expires_at: float = float("inf")  # CLOCK_MONOTONIC, seconds
     readers: int = 0  # running pulls and open Fills
     growing: bool = False  # the prompt is still being computed
     ended: bool = False
-    had_by: set[int] = field(default_factory=set, repr=False)  # ranks that have released it
+    had_by: set[int] = field(default_factory=set, repr=False)  # ranks that have released the entry
     taken_by: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)  # rank -> (taken, wanted)
 
     @property
@@ -64,7 +64,7 @@ class Entry:
 
     @property
     def windowed(self) -> bool:
-        """Whether it has fewer slots than records."""
+        """Whether the entry has fewer slots than records."""
         return self.slots < self.num_blocks
 
     @property
@@ -121,7 +121,7 @@ class Staging:
         return entry
 
     def filling(self, entry: Entry, first: int = 0, stop: int | None = None) -> Fill:
-        """Write records `first` to `stop`, for which there is room. Raises UnknownHandoff, LeaseExpired."""
+        """Return a Fill of records `first` to `stop`; they must fit. Raises UnknownHandoff, LeaseExpired."""
         stop = entry.num_blocks if stop is None else stop
         with self._changed:
             self.check(entry)
@@ -134,7 +134,7 @@ class Staging:
         )
 
     def fill(self, entry: Entry, chunk_bytes: int, write: Callable[[Bytes, int], None]) -> None:
-        """Fill a new entry, or discard it. write: gets records [n, record_bytes] and their first place."""
+        """Fill a new entry; on errors, discard it. write: gets records [n, record_bytes] and their place."""
         try:
             fill = self.filling(entry)
             try:
@@ -156,7 +156,7 @@ class Staging:
             raise self._fate(*entry.key)
 
     def publish(self, entry: Entry, *, growing: bool = False) -> None:
-        """Start an entry's lease; end an older one's. growing: its prompt is computed until `grown`."""
+        """Start an entry's lease; end an older entry with its key. growing: more records will come."""
         with self._changed:
             entry.growing = growing
             older = self._entries.get(entry.key)
@@ -180,7 +180,7 @@ class Staging:
 
     @contextlib.contextmanager
     def opened(self, request_id: str, epoch: int) -> Iterator[Entry]:
-        """Keep an entry's memory from reuse, lease or not. Raises UnknownHandoff, LeaseExpired."""
+        """Keep an entry's memory from reuse, even after its lease. Raises UnknownHandoff, LeaseExpired."""
         with self._changed:
             entry = self._entries.get((request_id, epoch))
             if entry is None:
@@ -234,9 +234,9 @@ class Staging:
     ) -> None:
         """Acknowledge all records before `taken`; records before `wanted` need no slots. Idempotent.
 
-        reader: the calling rank, and how many ranks pull: slots are reused when all have taken them. Raises
-        UnknownHandoff, LeaseExpired, and MalformedManifest for an entry without a window, a smaller number
-        than before, or records that were not readable yet.
+        reader: the calling rank, and how many ranks pull: slots are reused once all have taken their records.
+        Raises UnknownHandoff, LeaseExpired, and MalformedManifest for an entry without a window, a smaller
+        number than before, or records that were not readable yet.
         """
         with self._changed:
             entry = self._entries.get((request_id, epoch))
@@ -256,8 +256,8 @@ class Staging:
     def release(self, request_id: str, epoch: int, reader: tuple[int, int] = (0, 1)) -> bool:
         """End a lease. Return False if there is none.
 
-        reader: the releasing rank, and how many ranks pull: the last rank's release ends the lease. The
-        others need not wait for this one to take records.
+        reader: the releasing rank, and how many ranks pull: the last rank's release ends the lease. Until
+        then, no slot is kept for records that this rank has not taken.
         """
         with self._changed:
             entry = self._entries.get((request_id, epoch))
@@ -310,7 +310,7 @@ class Staging:
         return len(entries), sum(entry.slots * entry.record_bytes for entry in entries)
 
     def overdue_s(self) -> float:
-        """Return by how much the oldest save, even one read or renewed, has outlived a lease; at least 0."""
+        """Return how long the oldest save, even if read or renewed, has outlived one lease; at least 0."""
         with self._changed:
             oldest = next(iter(self._pinned), None)
             return max(0.0, time.monotonic() - oldest.published_at - self.lease_s) if oldest else 0.0

@@ -1,7 +1,7 @@
 """Measure the speed of a transport between two workers.
 
-The pulling rank requests a sample, which the other rank stages and offers like saved KV, pulls it, checks its
-digests and releases it. No engine's cache is involved.
+On request, the other rank stages a sample and offers it like saved KV. The pulling rank pulls the sample,
+checks its digests and releases it. No engine's cache is involved.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_BYTES = 64 << 20
 SAMPLE_TIMEOUT_S = 5.0  # time to make a sample
 PULL_TIMEOUT_S = 5.0
 EPOCH = 1
-_SAMPLES = 4  # maximum; a further one ends the oldest
+_SAMPLES = 4  # maximum; a further sample ends the oldest
 _SHARE = 8  # a sample takes at most 1/n of free staging
 
 

@@ -37,8 +37,8 @@ BY_DEFAULT = ("shm", "nixl", "tcp")
 def usable(names: Sequence[str] | None) -> list[str]:
     """Return the names of the transports to use here, best first.
 
-    Without `names`, those of BY_DEFAULT that work and are worth using. Raises HandoffError for a given one
-    that does not work here.
+    Without `names`, these are the ones in BY_DEFAULT that work and are worth using. Raises HandoffError if a
+    named transport does not work here.
     """
     kinds = {name: REGISTRY.load(name) for name in names or BY_DEFAULT}
     hindrances = {
@@ -58,7 +58,7 @@ def possible() -> list[str]:
 
 
 def create(names: Sequence[str] | None = None) -> list[Transport]:
-    """Make the `usable` transports, in order. Raises HandoffError for a given one that does not work here."""
+    """Make the `usable` transports, in order. Raises HandoffError if a named one does not work here."""
     made: list[Transport] = []
     for name in usable(names):
         try:

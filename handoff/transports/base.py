@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # these import torch
 
 @dataclass(eq=False)
 class Cancellation:
-    """The end of a pull. Any thread may set it, or move the deadline, while the pull runs."""
+    """A pull's cancellation and deadline. Any thread may set either while the pull runs."""
 
     deadline: float = math.inf  # CLOCK_MONOTONIC, seconds
     is_set: bool = False
@@ -99,18 +99,18 @@ class Transport(ABC):
 
     name: ClassVar[str]  # as registered
     # Whether it can move saves with fewer slots than records: record r is in slot r % slots, and arrives
-    # there only after the consumer of `pull` has taken record r - slots. Others are not asked to offer such
-    # saves.
+    # there only after the consumer of `pull` has taken record r - slots. Other transports are not asked to
+    # offer such saves.
     windows: ClassVar[bool] = False
 
     @classmethod
     def hindrance(cls) -> str:
-        """Return why it does not work in this process, and the cure; empty if it works."""
+        """Return why the transport does not work in this process, and the cure; empty if it works."""
         return ""
 
     @classmethod
     def needless(cls) -> str:
-        """Return why it works here but is not used by default; empty if it is."""
+        """Return why a transport that works here is not used by default; empty if it is used."""
         return ""
 
     def register(self, memory: Bytes) -> None:  # noqa: B027 (optional)

@@ -124,7 +124,7 @@ class _Chunk:
 
 
 class _Reader:
-    """One pull. Its buffer has headers of a poll, and two halves for a chunk's headers and records."""
+    """One pull. Its buffer has a poll's headers, and two halves, each for a chunk's headers and records."""
 
     def __init__(self, agent: Agent, pull: Pull, offer: NixlOffer, plan: SavePlan, buffer: Buffer) -> None:
         self._agent = agent
@@ -163,7 +163,7 @@ class _Reader:
             yield self._checked(ahead, self._headers_again(ahead))
 
     def _wait(self, first: int, stop: int) -> int:
-        """Wait until record `first` can be read. Return the end of the readable ones."""
+        """Wait until record `first` can be read. Return the end of the readable records."""
         stop = min(stop, first + _AHEAD)
         pieces = [self._at(*self._plan.headers_of(*one)) for one in self._plan.pieces(first, stop, _AHEAD)]
         look_s = _LOOK_S
@@ -184,7 +184,7 @@ class _Reader:
         return self._read([piece], self._headers_at(chunk.half))
 
     def _checked(self, chunk: _Chunk, again: Read) -> Records:
-        """Return a chunk whose ticket is still valid after its records were read."""
+        """Return a chunk's records, if its ticket is still valid after they were read."""
         self._await(again)
         count = chunk.stop - chunk.first
         headers = self._headers(self._headers_at(chunk.half), count)

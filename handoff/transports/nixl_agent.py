@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _BACKEND, _KIND = "UCX", "DRAM"  # staging and buffers are host memory
 # Defaults that the environment can override. Log levels: our own errors report failures. Segment sizes: with
 # UCX's 8 KiB, TCP is half as fast. Unreleased registrations: without a limit, UCX was seen to leak memory
-# (vLLM sets the same).
+# (vLLM sets the same limit).
 _ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "FATAL",
     "UCX_LOG_LEVEL": "fatal",
@@ -45,7 +45,7 @@ _ENVIRONMENT = {
     "UCX_TCP_TX_SEG_SIZE": "64k",
 }
 _SERVE_S = 0.001  # polling interval while there are offers
-_IDLE_S = 0.1  # the same without offers, for late peers and connections that end
+_IDLE_S = 0.1  # polling interval without offers, for peers that come late and connections that end
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.00005, 1.2, 0.001  # polling intervals of a read
 CONTACT_S = 5.0  # time for a peer's first answer
 _SHUNNED_S = 60.0  # time for which an unresponsive peer is not used
@@ -53,7 +53,7 @@ _MAX_PEERS = 256  # beyond this, the least recently used idle peer is disconnect
 
 
 _LINGER_S = 1.0  # time for abandoned reads to end before their peer is disconnected
-_SETTLE_S = 5.0  # time after that until nothing can arrive any more
+_SETTLE_S = 5.0  # time after the disconnection until nothing more can arrive
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Region:
     memory: Bytes = field(repr=False)  # keeps it mapped
     start: int  # address
     stop: int
-    metadata: bytes  # access for peers; the first region's also says how to connect
+    metadata: bytes  # gives peers access; the first region's metadata also says how to connect
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Buffer:
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.data: Bytes = np.frombuffer(memory, np.uint8)
         self.address = int(self.data.ctypes.data)
-        self.reads: list[Read] = []  # reads that may still write to it
+        self.reads: list[Read] = []  # reads that may still write to the buffer
 
     def expect(self, read: Read) -> None:
         self.reads = [one for one in self.reads if one.state is not State.THERE]
@@ -327,7 +327,7 @@ class Agent:
             self._nixl.release_xfer_handle(read.handle)
 
     def _forget(self, peer: str) -> None:
-        """End a peer's reads, then disconnect it: NIXL was seen to crash on a read without its connection."""
+        """End a peer's reads, then disconnect it: NIXL was seen to crash on reads without a connection."""
         for read in [read for read in self._reads if read.peer == peer]:
             self._let_go(read, State.FAILED)
         known, now = self._peers.pop(peer, None), time.monotonic()
@@ -335,7 +335,7 @@ class Agent:
             self._shunned = {name: until for name, until in self._shunned.items() if until > now}
             self._shunned[peer] = now + _SHUNNED_S
         if known is not None and known.regions:
-            with contextlib.suppress(TransportFailed), _named(peer):  # it may have ended already
+            with contextlib.suppress(TransportFailed), _named(peer):  # the peer may have ended already
                 self._nixl.remove_remote_agent(peer)
 
     # ---- buffers
@@ -368,7 +368,7 @@ class Agent:
             self.buffers.tend(self._look, self._give_up)
 
     def _answer(self) -> None:
-        """Let UCX serve peers' reads. Polling for notifications, of which there are none, makes progress."""
+        """Let UCX serve peers' reads, by polling for notifications, although there never are any."""
         try:
             with self._lock:
                 self._nixl.get_new_notifs()

@@ -37,7 +37,7 @@ from baton.handoff.transports.base import Pull, SavedShard, Transport
 from baton.protos.handoff_pb2 import ConnectReply, ConnectRequest, PullRequest, Shard
 
 _BUFFERS = 4  # kept for later pulls, because fresh memory costs as much as the transfer
-_KEEP_BYTES = 16 << 20  # larger ones are not kept
+_KEEP_BYTES = 16 << 20  # larger buffers are not kept
 _KEPT = 6  # idle connections per source: as many as a rank has concurrent pulls
 _SOURCES = 64  # maximum sources with idle connections
 _CONNECT_S = 5.0

@@ -107,7 +107,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def begin_now(self, request_id: str, epoch: int, manifest: Manifest) -> None:
         """Start the pull at once, on any thread, unless ranks are separate processes.
 
-        `begin_load` follows in the engine's thread, for loads that get their blocks in between.
+        `begin_load` follows on the engine's thread, for loads that get their blocks in between.
         """
         if self._near is not None:
             self._near.loader.begin((request_id, epoch), manifest)
@@ -126,8 +126,8 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     def step_failed(self, end_requests: Callable[[], None], known: Container[str]) -> None:
         """Undo a step that raised, if the only rank is in this process.
 
-        end_requests: ends the step's requests in vLLM's scheduler; known: the scheduler's requests, which
-        that changes. Their loads and saves end with the next step.
+        end_requests: ends the step's requests in vLLM's scheduler; known: the scheduler's requests, a live
+        view that `end_requests` changes. The ended requests' loads and saves end with the next step.
         """
         rank = get_kv_transfer_group()
         rank.clear_connector_metadata()
@@ -160,7 +160,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self.scheduler_side.freed(connector_output.finished_sending or ())
 
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
-        # all: vLLM must not zero blocks of a load, which may be running by then
+        # all groups: vLLM must not zero a load's blocks, because the load may be running by then
         del request
         return tuple(range(len(self._kv_cache_config.kv_cache_groups)))
 

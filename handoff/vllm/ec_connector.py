@@ -1,10 +1,10 @@
-"""Baton's encoder connector: images' embeddings between vLLM and the worker's host.
+"""Baton's encoder connector: it passes images' embeddings between vLLM and the worker's host.
 
 Embeddings that the host has pulled come with the request, as its attribute EMBEDDINGS, and stay with it,
-because a preempted one needs them again. The scheduler's side offers them to vLLM, which loads them in the
-step that needs them. After a handoff an engine has neither pixels nor embeddings of an image. If it must
-compute that part of the prompt again, vLLM would fail in the step; the connector ends such a request with an
-error, and the router sends it again with its images. In an encode worker's engine, the rank's side puts
+because a preempted request needs them again. The scheduler's side offers them to vLLM, which loads them in
+the step that needs them. After a handoff an engine has neither pixels nor embeddings of an image. If it
+had to compute that part of the prompt again, vLLM would fail in the step; so the connector ends the request,
+with an error, and the router resends it with its images. In an encode worker's engine, the rank's side puts
 embeddings on the shelf.
 
 Leans on: vllm.distributed.ec_transfer (get_ec_transfer, has_ec_transfer) and its
@@ -114,7 +114,7 @@ class BatonECConnector(ECConnectorBase):
             encoder_cache[name] = _tensor(one)
 
     def start_save_caches(self, **kwargs: Any) -> None:
-        """Put images that vLLM still has back on the shelf, because it does not compute them again."""
+        """Put embeddings that vLLM still has back on the shelf, because it does not compute them again."""
         if self.shelf is not None:
             cache, step = kwargs["encoder_cache"], cast(StepImages, self._get_connector_metadata())
             for name in step.new:
@@ -122,7 +122,7 @@ class BatonECConnector(ECConnectorBase):
                     self.save_caches(cache, name)
 
     def save_caches(self, encoder_cache: dict[str, Any], mm_hash: str, **_: Any) -> None:
-        """Put an image on the shelf. If there is no room, its request finds that out."""
+        """Put an image's embeddings on the shelf. If there is no room, its request notices later."""
         if self.shelf is not None:
             try:
                 self.shelf.put(mm_hash, _bytes(encoder_cache[mm_hash]))

@@ -7,8 +7,8 @@ compilation_config.static_forward_context[layer].isa, which vllm.v1.attention.ba
 connector is given the caches; KVCacheConfig.kv_cache_groups[] (layer_names, kv_cache_spec),
 vllm.v1.kv_cache_interface: AttentionSpec (block_size, num_kv_heads, head_size, head_size_v,
 max_tp_shards), FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec (sliding_window,
-extra_retained_tokens), ChunkedLocalAttentionSpec.attention_chunk_size, CircularBufferSpec (which every rank
-has whole), MambaSpec (mamba_type, shapes, dtypes, mamba_cache_mode, tp_replicated),
+extra_retained_tokens), ChunkedLocalAttentionSpec.attention_chunk_size, CircularBufferSpec (replicated on
+every rank), MambaSpec (mamba_type, shapes, dtypes, mamba_cache_mode, tp_replicated),
 UniformTypeKVCacheSpecs.kv_cache_specs; the tokens that
 SingleTypeKVCacheManager.get_num_skipped_tokens drops for each of these;
 vllm.model_executor.layers.mamba.mamba_utils.is_conv_state_dim_first.
@@ -38,8 +38,8 @@ from baton.handoff.groups import CacheGroup
 from baton.handoff.memory.cache import BlockCache
 
 # The sizes that decide which KV a rank has. Expert and data parallelism do not split attention. Tensor
-# parallelism divides heads (forms.py), and workers may differ in it unless a layer has none; stages divide
-# layers.
+# parallelism divides heads (forms.py), and workers may differ in it unless a layer's heads cannot be
+# divided; stages divide layers.
 _PARALLEL_SIZES = ("decode_context_parallel_size", "prefill_context_parallel_size")
 
 
@@ -112,7 +112,7 @@ def _specs(kv_cache_config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
-    """Return each layer's KV heads over all tensor-parallel ranks; 1 if every rank has all, as MLA's latent.
+    """Return each layer's KV heads over all tensor-parallel ranks; 1 if every rank has all (MLA's latent).
 
     Divided states are left out, and so are layers with one head per rank if several ranks may have the same
     head.

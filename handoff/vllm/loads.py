@@ -1,6 +1,7 @@
 """Keep the loads of an engine, on the scheduler's side: wishes, orders to the ranks, and merged reports.
 
-`SchedulerSide` uses it. It moves no bytes: on each rank load/loader.py runs the loads, load/pull.py pulls.
+`SchedulerSide` uses this module. It moves no bytes: on each rank, load/loader.py runs the loads and
+load/pull.py pulls.
 
 Leans on: vllm.v1.request.Request (request_id, num_tokens), and what scheduler_side.py leans on.
 """
@@ -76,7 +77,7 @@ class Loads:
     def allocated(
         self, request: Any, tables: Sequence[Sequence[int]], num_external: int, jobs: StepJobs
     ) -> None:
-        """Order the load into these blocks, by group. If the prefix cache has it all, the load ends."""
+        """Order the load into these blocks, by group. If the prefix cache has all the KV, the load ends."""
         load = self._wished.pop(request.request_id, None)
         if load is None:
             return

@@ -56,7 +56,7 @@ class RankHandshake(KVConnectorHandshakeMetadata):
     rank: int
     host: str  # its machine (rpc.host_id)
     local_address: str  # its Handoff service, as its machine dials it
-    address: str  # the same, as other machines dial it
+    address: str  # its Handoff service, as other machines dial it
     slots: int  # size of staging
     windows: bool  # whether one of its transports supports windows
     compatibility_hash: str

@@ -52,7 +52,7 @@ class _Prompt:
 
 @dataclass
 class _Save:
-    """A save that was ordered. It outlives its request, which ends in the same step."""
+    """A save that was ordered. It outlives its request, which may end in the step of the last part."""
 
     num_tokens: int
     chunks: int = 0  # set with the last part
@@ -107,12 +107,12 @@ class SchedulerSide:
         return self.client.staged(self.addresses, timeout_s)
 
     def idle_loads(self, *, told: bool) -> int:
-        """Return how many requests only wait for a load. told: the end of a pull wakes the host."""
+        """Return how many requests are waiting only for a load. told: whether pulls wake the host."""
         prompts = sum(prompt.wish.prefix is not None for prompt in self._to_save.values())
         return max(0, self._loads.waiting(begun=told) - prompts)
 
     def is_unheard(self, request_id: str) -> bool:
-        """Return whether a request waits, without blocks, for a source that has not sent anything."""
+        """Return whether a request is waiting, without blocks, for a source that has not sent anything."""
         return self._loads.is_unheard(request_id) and request_id not in self._to_save
 
     def take_reports(self) -> Reports:
@@ -143,7 +143,7 @@ class SchedulerSide:
     # ---- for vLLM's scheduler
 
     def set_ranks(self, handshakes: Mapping[int, RankHandshake]) -> None:
-        """Raise CompatibilityMismatch if the ranks' hashes differ."""
+        """Register the ranks. Raises CompatibilityMismatch if their hashes differ."""
         self._ranks = [handshakes[rank] for rank in sorted(handshakes)]
         hashes = {rank.compatibility_hash for rank in self._ranks}
         if len(hashes) != 1:
@@ -162,7 +162,7 @@ class SchedulerSide:
             self._loads.add(request.request_id, wish)
 
     def loadable_tokens(self, request: Any, num_computed: int) -> int | None:
-        """Return the tokens to load after `num_computed`; None: no room, or refused; ask in the next step."""
+        """Return how many tokens to load after `num_computed`; None (no room, or refused): ask later."""
         prompt = self._to_save.get(request.request_id)
         if prompt is not None and not self._may_begin(prompt, num_computed):
             return None
@@ -209,7 +209,7 @@ class SchedulerSide:
         return self.ordered
 
     def _has_more(self, prompt: _Prompt, end: int) -> bool:
-        """Return whether a step that ends at token `end`, before the prompt's end, leaves final records."""
+        """Return whether a step to token `end`, before the prompt's end, yields final records to save."""
         request_id, epoch = prompt.request.request_id, prompt.wish.epoch
         promised = self._room.promised(request_id) or (request_id, epoch) in self._saving
         return promised and final_records(self._groups, end) > prompt.records
@@ -243,11 +243,11 @@ class SchedulerSide:
         save = self._saving.pop(key, None)
         self._room.forget(key[0])
         self._jobs.drops.append(key)
-        if save is not None and save.manifest is not None:  # now, because there may be no next step
+        if save is not None and save.manifest is not None:  # released now, because there may be no next step
             self.client.release_soon(save.manifest)
 
     def _slots(self, request: Any, records: int) -> int:
-        """Return a save's slots. Only a request that ends with its prompt keeps its blocks for a window."""
+        """Return a save's number of slots. Only a request that ends with its prompt may have a window."""
         ends = request.max_tokens <= request.num_output_tokens + 1
         return self._room.slots(records) if ends else records
 
@@ -301,7 +301,7 @@ class SchedulerSide:
     # ---- inside
 
     def _lost(self, job: SaveJob, beyond: int) -> SaveFailed | None:
-        """Return why the step cannot save the job. beyond: number of tokens computed after the prompt."""
+        """Return why the job's KV cannot be saved. beyond: number of tokens computed after the prompt."""
         what = f"KV of request {job.request_id!r}, epoch {job.epoch}"
         if beyond and self._states:
             return SaveFailed(f"{what}: its state is {beyond} tokens beyond the prompt's end")

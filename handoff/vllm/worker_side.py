@@ -56,7 +56,7 @@ BEGIN_BYTES = 1 << 30  # staging that is faulted in before a GPU's engine starts
 
 
 def _of_all_stages(own: T) -> list[T]:
-    """Exchange a value with this rank's counterparts in the other pipeline stages; return it by stage."""
+    """Exchange a value with this rank's counterparts in other pipeline stages; return all stages' values."""
     group = get_pp_group()
     found = [own] * group.world_size
     if group.world_size > 1:
@@ -114,7 +114,7 @@ class WorkerSide:
         self.loader = self._make_loader(config, cache, found.groups)
         self._results = StepResults()
         self._jobs: StepJobs | None = None  # the last step's jobs
-        self._ended: list[ShardLoad] = []  # loads to report with the step
+        self._ended: list[ShardLoad] = []  # loads to report with the next step
         self._near = False  # the scheduler is in this process and calls `take_loads` before each step
         # the last steps' results, which the scheduler's side may have missed if a step failed
         self._told: deque[tuple[StepResults, KVConnectorTransferResults]] = deque(maxlen=STEPS_KEPT)
@@ -136,8 +136,8 @@ class WorkerSide:
             transports.register(self._transports, memory)
 
         arena = Arena(size.bytes, cache.record_bytes, pin=came)
-        # Now, because pinning memory would abort the engine's graph capture. And a GiB takes a second, for
-        # which the first long prompt would block a GPU's engine.
+        # Now, because pinning memory during the engine's graph capture would abort it. And a GiB takes a
+        # second, for which the first long prompt would block a GPU's engine.
         arena.begin(min(longest * cache.record_bytes, BEGIN_BYTES) if cache.device is not None else 0)
         return Staging(arena, config.lease_s, functools.partial(transports.withdraw, self._transports))
 
@@ -183,7 +183,7 @@ class WorkerSide:
         self._saver.withhold(jobs.preempted)
 
     def begin_step(self, jobs: StepJobs) -> None:
-        """Start the step's loads before its forward pass, so that they overlap."""
+        """Start the step's loads before its forward pass, so that they overlap with it."""
         self._results, self._jobs = StepResults(), jobs
         self._saver.drop(jobs.drops)
         self._saver.backlog.leave(jobs.ended)
@@ -201,7 +201,7 @@ class WorkerSide:
         self._report_room()
 
     def transfer_results(self) -> KVConnectorTransferResults:
-        """Return finished loads, failed ones in both sets, and requests whose kept blocks can be freed."""
+        """Return finished loads (failed ones in both sets) and requests whose kept blocks can be freed."""
         if not self._near:
             self._ended += self.loader.take_finished()
         loads, self._ended = self._ended, []

@@ -72,7 +72,7 @@ def eagle(folder: Path) -> None:
 def eagle3(folder: Path) -> None:
     """Write one Llama layer over [embedding, state], where the state combines three layers' states.
 
-    Its attention carries the last token: each token attends to equal tokens and copies them.
+    Its attention passes the last token on: each token attends to equal tokens and copies them.
     """
     weights = Weights(5)
     _layer(weights, "midlayer", 0.3)

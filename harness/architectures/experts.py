@@ -96,7 +96,7 @@ def glm4_moe(folder: Path) -> None:
 
 
 def deepseek_v3(folder: Path, *, head_dim: int = HEAD_DIM, rank: int = KV_RANK) -> None:
-    """Write a model with attention over latents (MLA) and plain rotary embeddings. rank: of the latents."""
+    """Write a model with attention over latents (MLA) of size `rank` and plain rotary embeddings."""
     own = {
         "num_key_value_heads": HEADS,
         "q_lora_rank": QUERY_RANK,

@@ -1,6 +1,7 @@
 """Hybrids of full attention with a gated delta rule (Qwen3.5, Qwen3-Next) or with Mamba-2 (Granite 4).
 
-On CPUs the gated delta rule supports only bfloat16 and heads of 128. These models store norms minus one.
+On CPUs the gated delta rule supports only bfloat16 and heads of 128. These models store norm weights minus
+one.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ KEY_HEADS, VALUE_HEADS, KERNEL = 1, 2, 4
 KEYS, VALUES = KEY_HEADS * HEAD_DIM, VALUE_HEADS * HEAD_DIM
 EXPERTS, CHOSEN, EXPERT_INNER = 4, 2, 64
 KINDS = ["linear_attention", "full_attention"] * 2
-# Size of a layer's output; small in the target, because bfloat16 decides near-ties by chance.
+# Size of a layer's output; small in the target, because rounding to bfloat16 decides near-ties.
 TARGET, DRAFTER = 0.75, 2.5
 # Granite 4
 EXPAND, STATE_HEADS, STATE_HEAD_DIM, STATE = 2, 4, 64, 64
 
 # Texts that both Qwen models answer without near-ties: for 64 tokens the log-probability gap to the second
-# token is above 0.3. Answers flipped below 0.16.
+# token is above 0.3. Answers flipped where it was below 0.16.
 CLEAR = (11, 12, 14, 15, 17, 20, 22, 24, 25, 28, 34, 36, 40, 42, 44, 46, 48, 49, 52, 54)
 
 
@@ -45,7 +46,7 @@ def _layer(weights: Weights, prefix: str, kind: str, gain: float, *, experts: bo
     if kind == "linear_attention":
         _delta_rule(weights, f"{prefix}.linear_attn", gain, fused=experts)
     else:
-        attention = f"{prefix}.self_attn"  # its query has a gate
+        attention = f"{prefix}.self_attn"  # the query projection includes a gate
         weights.attention(
             attention, heads=HEADS, key_heads=1, head_dim=HEAD_DIM, gain=4 * gain, query_parts=2
         )

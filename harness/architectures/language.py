@@ -20,7 +20,7 @@ SHARPNESS = 30.0  # logit of a token if the hidden state is its predecessor's em
 
 
 def successors() -> dict[int, int]:
-    """Map each character to its successor; together they form one cycle."""
+    """Map each character to its successor. The successors form one cycle."""
     cycle = list(CHARACTERS)
     random.Random(0).shuffle(cycle)
     return {token: cycle[(place + 1) % len(cycle)] for place, token in enumerate(cycle)}

@@ -1,7 +1,7 @@
 """Tiny models for every way of drafting, by name.
 
     one = ARCHITECTURES["mtp-mimo"]
-    folder = one.checkpoint()                    # takes a second, then cached until its code changes
+    folder = one.checkpoint()                    # takes a second, then cached until the code changes
     engine arguments: model=one.target(folder), speculative_config=one.speculative(folder), **one.engine
     prompts = one.prompts(20)                    # token ids whose answers do not depend on rounding
 
@@ -36,9 +36,9 @@ class Architecture:
     drafter: Callable[[Path], None] | None = None
     dtype: str = "float32"
     engine: dict[str, Any] = field(default_factory=dict)  # further engine arguments
-    reference: str | None = None  # transformers' class, if its float32 output is equal
+    reference: str | None = None  # transformers' class, if its float32 output equals vLLM's
     texts: tuple[int, ...] = tuple(range(100))  # numbers of the prompts' texts
-    mark: str = ""  # what a prompt has in an image's place; empty: it takes no images
+    mark: str = ""  # stands for an image in a prompt; empty: the model takes no images
 
     def build(self, folder: Path) -> None:
         """Write the target, and the drafter if there is one, into `folder`."""
@@ -59,7 +59,7 @@ class Architecture:
         return [language.prompt(number) for number in self.texts[:count]]
 
     def checkpoint(self) -> Path:
-        """Return the folder, and build it if it is missing. Safe across processes."""
+        """Return the checkpoint's folder, building it if it is missing. Several processes may call this."""
         folder = CACHE / _version() / self.name
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)

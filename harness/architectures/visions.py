@@ -1,7 +1,7 @@
 """Tiny models that take images: random weights in transformers' classes, and a byte-level tokenizer.
 
-A trained model's weights are so small that every prompt would get the same answer, so all matrices are drawn
-anew.
+Transformers' initial weights are so small that every prompt would get the same answer, so all matrices are
+drawn anew.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MARKS = (
         "<fake_token_around_image>",
         "<global-img>",
     ),
-    *("\n" * number for number in range(1, 5)),  # vLLM's Gemma 3 looks them up; no text becomes them
+    *("\n" * number for number in range(1, 5)),  # vLLM's Gemma 3 looks these up; no text is tokenized to them
     *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)),
 )
 _QWEN_IDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
@@ -106,12 +106,12 @@ def _write(
 
 
 def qwen2_5_vl(folder: Path) -> None:
-    """Write a model with M-RoPE and window attention in its tower; an image has at most 64 tokens."""
+    """Write a model with M-RoPE, and window attention in its vision tower; an image has at most 64 tokens."""
     _qwen2_5_vl(folder, _text(), _TOWER | {"depth": 2, "num_heads": 2}, HIDDEN, most_pixels=224 * 224)
 
 
 def qwen2_5_vl_large(folder: Path) -> None:
-    """Write the same for benches: 50 M parameters in bfloat16, and up to 1,024 tokens for an image."""
+    """Write a larger one for benches: 50 M parameters in bfloat16, up to 1,024 tokens for an image."""
     text = _text(8, hidden_size=768, intermediate_size=2304, num_attention_heads=12, num_key_value_heads=6)
     tower = {"hidden_size": 256, "intermediate_size": 704, "depth": 4, "num_heads": 4}
     _qwen2_5_vl(folder, text, tower, 768, most_pixels=896 * 896, dtype="bfloat16")
@@ -171,7 +171,7 @@ def _qwen3(
 
 
 def qwen3_vl(folder: Path) -> None:
-    """Write a model with interleaved M-RoPE, and DeepStack: two of the tower's layers enter further up."""
+    """Write a model with interleaved M-RoPE and DeepStack: two tower layers also feed language layers."""
     text = _text(3, head_dim=64, rope_parameters=_rope([12, 10, 10], mrope_interleaved=True))
     _qwen3(folder, "Qwen3VL", text, {"depth": 3, "deepstack_visual_indexes": [0, 1]}, 4, "float32")
 
@@ -195,7 +195,7 @@ def qwen3_5(folder: Path) -> None:
 
 
 def llava(folder: Path) -> None:
-    """Write a CLIP tower before a Llama; an image has 16 tokens."""
+    """Write a CLIP tower in front of a Llama; an image has 16 tokens."""
     config = {
         "text_config": _text(model_type="llama", head_dim=64),
         "vision_config": _TOWER
@@ -252,7 +252,7 @@ def gemma3(folder: Path) -> None:
         "eoi_token": "<end_of_image>",
         "image_token": "<image_soft_token>",
     }
-    # Its embeddings are tied: with larger ones it would repeat the last token.
+    # The embeddings are tied: larger ones would make the model repeat the last token.
     _write(
         folder,
         "Gemma3",
@@ -267,9 +267,9 @@ def gemma3(folder: Path) -> None:
 
 
 def smolvlm(folder: Path) -> None:
-    """Write a SigLIP tower before a Llama; an image becomes up to nine tiles and a small copy of the whole.
+    """Write a SigLIP tower and a Llama; an image becomes up to nine tiles and a small copy of the whole.
 
-    Each of them has 4 tokens, behind marks that name its row and column.
+    Each tile has 4 tokens, after a mark that names its row and column; the copy has 4 tokens, too.
     """
     config = {
         "text_config": _text(model_type="llama", head_dim=64),

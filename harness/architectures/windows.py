@@ -1,6 +1,6 @@
 """Sliding windows mixed with full attention: Gemma 3, and gpt-oss with an EAGLE-3 head.
 
-A window is shorter than the prompts, so every prompt has tokens outside it when the answer begins.
+The windows are shorter than the prompts, so each prompt has tokens outside its window when the answer begins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHAPE = {
 
 
 def gemma3(folder: Path) -> None:
-    """Write a target that stores norms minus one and has extra norms after attention and MLP."""
+    """Write a target that stores norm weights minus one and has extra norms after attention and MLP."""
     layers, gain = 4, 0.5
 
     def layer(weights: Weights, prefix: str, _: int) -> None:

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         print(_listed())
         return 0
     names = options.plan or ALL
-    # Both signals cancel the plan's task, which ends its processes.
+    # Both signals cancel the plan's task, and so end its processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     began = time.monotonic()
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
 
-    transformers.logging.set_verbosity_error()  # it warns that the prompts' source texts are too long
+    transformers.logging.set_verbosity_error()  # it would warn that the prompts' source texts are too long
     folder = Path(options.logs or tempfile.mkdtemp(prefix="baton-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     say(f"{len(names)} plans, seed {options.seed}, logs in {folder}")

@@ -15,14 +15,14 @@ from harness.prometheus import Firing, Prometheus
 LOOK_S = 0.5  # the time between polls of Prometheus
 GOAL_S = 15.0  # the alert must fire this soon after its expression becomes true
 PATIENCE_S = 60.0  # timeout for an alert
-CALM_S = 180.0  # timeout for all alerts to resolve: most look at the last minute
-LASTING = frozenset({"BatonWorkerRestarting"})  # looks at ten minutes, so it rightly stays after three deaths
+CALM_S = 180.0  # timeout for all alerts to resolve: most cover the last minute
+LASTING = frozenset({"BatonWorkerRestarting"})  # covers ten minutes, so it rightly stays after three deaths
 
 NAMED = {
     **dict.fromkeys(
         ("kill-prefill", "hang-prefill", "kill-decode", "hang-decode", "kill-pair"), "BatonWorkerLost"
     ),
-    "drop-network": "BatonRetries",  # the worker's heartbeats still arrive: only messages to it are lost
+    "drop-network": "BatonRetries",  # only messages to the worker are lost; its heartbeats still arrive
     "corrupt-handoffs": "BatonHandoffsFailing",
     **dict.fromkeys(
         ("kill-scheduler", "lose-scheduler", "hang-scheduler", "kill-scheduler-and-decode"),
@@ -47,7 +47,7 @@ UNHEARD = {
     "delay-network": "everything stays within its deadline; the time to first token shows it",
     "slow-redis": "no request needs it",
 }
-HELD_S = 25.0  # longer than in the plans, so that alerts notice it
+HELD_S = 25.0  # longer than in the plans, so that the faults raise alerts
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ async def quiet(prometheus: Prometheus, seconds: float) -> Quiet:
 
 
 async def hear(name: str, site: Site, load: Load, prometheus: Prometheus, draw: random.Random) -> Heard:
-    """Run a fault and wait for its alert. Does not wait for a whole site."""
+    """Run a fault and wait for its alert, but not until the site is whole again."""
     alert = NAMED[name]
     least, most = FAULTS[name].hold_s
     hold_s = 2.0 if name == "kill-router" else HELD_S if most else least

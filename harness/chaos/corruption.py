@@ -1,4 +1,4 @@
-"""Corrupt saved KV: flip a bit of a handoff in its owner's shared memory before it is pulled."""
+"""Corrupt saved KV: flip a bit of a handoff in its owner's shared memory before the handoff is pulled."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ BLOCK_SIZE = 32  # tokens, on a CPU
 
 
 def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) -> int:
-    """Flip a bit in each complete save of a worker that is not in `seen`; add it there. Return how many.
+    """Flip a bit in each complete save of a worker that is not in `seen`. Return their number.
 
-    A save is complete when its digests are written: an earlier change could not be detected.
+    These saves are added to `seen`. A save is complete when its digests are written; an earlier change could
+    not be detected.
     """
     hit = 0
     for path in segments.DIRECTORY.glob(f"baton-kv-{pid}-*"):

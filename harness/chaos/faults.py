@@ -1,7 +1,7 @@
-"""The faults by name: FAULTS. plans.py says which plans use them.
+"""The chaos faults, by name in FAULTS. plans.py says which plan uses which of them.
 
 A fault breaks something, waits for a given time and repairs it; afterwards `Site.whole` must become true by
-itself. It uses only its `Act`.
+itself. A fault uses only its `Act`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.chaos.site import Site
 from harness.chaos.victims import Part
 from harness.scheduling import RedisServer
 
-MOMENT_S = 5.0  # timeout for a stage
+MOMENT_S = 5.0  # timeout for a request to reach a stage
 LONG_PROMPT = 200  # tokens; the handoff is long enough to be hit
 STREAMED = 8  # tokens after which an answer is well under way
 
@@ -47,8 +47,8 @@ class Act:
     draw: random.Random
     stage: str
     hold_s: float
-    census: Counter[str] = field(default_factory=Counter)  # "role stage" -> requests that it hit
-    struck: float = 0.0  # time.monotonic of `moment`; 0: not called
+    census: Counter[str] = field(default_factory=Counter)  # "role stage" -> requests that the fault hit
+    struck: float = 0.0  # when `moment` ended (time.monotonic); 0: not yet
 
     def pick(self, *kinds: str) -> Part:
         return self.draw.choice(self.site.of(*kinds))
@@ -130,7 +130,7 @@ class Fault:
     name: str
     about: str
     run: Run
-    stages: tuple[str, ...] = (ANY,)  # it may strike at these
+    stages: tuple[str, ...] = (ANY,)  # at which it may strike
     hold_s: tuple[float, float] = (0.0, 0.0)  # minimum and maximum
 
 
@@ -161,7 +161,7 @@ _ON_REDIS: dict[str, Callable[[RedisServer], None]] = {
 
 
 def steps(text: str) -> Run:
-    """Return a fault that takes these steps. `hold` waits; the others name a kind of part, or redis.
+    """Return a fault that takes these steps. `hold` waits; every other step names a kind of part, or redis.
 
     A kind means the same part in all steps: one of that kind, or of any of the kinds separated by bars.
     `schedulers` means all schedulers.
@@ -231,7 +231,7 @@ async def operator_drain(act: Act) -> None:
 
 
 async def _takes_nothing(act: Act, victim: Part) -> None:
-    """Check that a worker accepts nothing for as long as the fault lasts."""
+    """Check that a worker accepts no requests for as long as the fault lasts."""
     until = time.monotonic() + act.hold_s
     while time.monotonic() < until:
         one = act.site.status(victim)

@@ -49,7 +49,7 @@ class Answer:
     def pauses(self) -> list[tuple[float, float]]:
         """Return (start, end) of each wait of a stream's client.
 
-        The wait for batch work's first token does not count: it is queued on purpose.
+        The wait for batch work's first token does not count, because batch work is queued on purpose.
         """
         if not self.case.stream:
             return []
@@ -58,7 +58,7 @@ class Answer:
 
 
 def judge(answer: Answer, expected: list[int]) -> tuple[Fate, str]:
-    """Return a request's fate and, unless it is right, why."""
+    """Return a request's fate, and the reason if it is not RIGHT."""
     got = answer.tokens
     for at, (one, right) in enumerate(zip(got, expected, strict=False)):
         if one != right:
@@ -76,7 +76,7 @@ def judge(answer: Answer, expected: list[int]) -> tuple[Fate, str]:
 
 
 class Load:
-    """The clients. `running` and `over` are always up to date."""
+    """The clients. `running` and `over` have their unfinished and finished answers."""
 
     def __init__(
         self, site: Site, questions: Questions, clients: int, seed: str, *, long: bool = False
@@ -184,7 +184,7 @@ class Load:
         self.over.append(answer)
 
     async def _try(self, answer: Answer) -> float | None:
-        """Send the request once. Return the seconds until a retry, or None if it is done."""
+        """Send the request once. Return the seconds until a retry, or None if none is needed."""
         if self._http is None:
             raise RuntimeError("the load has not begun")
         headers = {"X-Request-Id": answer.request_id}

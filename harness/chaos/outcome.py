@@ -46,7 +46,7 @@ def leaks(told: pb.Description) -> Leaks:
     """Return the resources that a deployment holds and an idle one would not. Cached blocks count as free."""
     found = Leaks(attempts=len(told.attempts))
     for one in told.workers:
-        usable = one.identity.capacity.num_blocks - 1  # one is vLLM's null block
+        usable = one.identity.capacity.num_blocks - 1  # one block is vLLM's null block
         found.blocks += usable - one.load.free_blocks
         found.reservations += one.reserved_requests
         found.pinned += one.load.pinned_handoffs
@@ -83,7 +83,7 @@ class Outcome:
     p50_pause_s: float = 0.0  # percentiles of the answers' longest pauses
     p99_pause_s: float = 0.0
     leaks: Leaks = field(default_factory=Leaks)
-    clean_after_s: float = 0.0  # the time from the last answer until nothing leaked
+    clean_after_s: float = 0.0  # the time from the last answer until all resources were released
     restarts: int = 0
     crashes: list[str] = field(default_factory=list)
     unhealed: list[str] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Outcome:
     recomputed: int = 0  # prompts that their decode worker prefilled again
     most_booked: int = 0  # highest number of requests on one decode worker
     poison: dict[str, int] = field(default_factory=dict)  # poisonous requests, by kind and status
-    engines_failed: int = 0  # processes that such requests ended
+    engines_failed: int = 0  # processes that poisonous requests ended
     unmet: list[str] = field(default_factory=list)  # figures outside the plan's bounds
     messages: list[str] = field(default_factory=list)
 

@@ -46,12 +46,12 @@ ANSWER = (16, 300)
 READ_S = (0.005, 0.03)  # duration of a prefill
 LIFE_S = (0.05, 0.5)
 LONG_LIFE_S = (4.0, 6.0)  # long enough for all schedulers to be told
-LONG = 0.01  # share of attempts with this life
+LONG = 0.01  # share of attempts with LONG_LIFE_S
 RETRIED = 0.05  # share of requests that lose their worker once
 LATE = 0.02  # share of placements that are requested twice, with the same epoch
 TICK_S = 0.01
-TOLD_S = 2.5  # a restarted scheduler then knows everything again
-STALL_S = 0.3  # longest stall of this process with which reports arrive within LAG_S
+TOLD_S = 2.5  # a restarted scheduler knows everything again after this time
+STALL_S = 0.3  # longest stall of this process that lets reports arrive within LAG_S
 TRIES = 2  # refusals by workers before an attempt counts as refused
 MOST_OPEN = 8_000  # requests in flight; with more, the schedulers do not keep up
 START_S = 20.0
@@ -223,7 +223,7 @@ class Placing:
     async def _once_more(self, router: _Router, state: RequestState, placement: Placement) -> None:
         """Place the same epoch again, like a call that was delivered twice. The scheduler must refuse.
 
-        Only the same scheduler must: another may not know of it yet, and routers never ask two for one epoch.
+        Only the scheduler that placed it must: another may not know of it yet, and no router asks both.
         """
         addresses = self._site.scheduler_address.split(",")
         asked = self._site.of("scheduler")[addresses.index(placement.scheduler)]
@@ -251,9 +251,9 @@ class Placing:
             for description in told.values():
                 self._compare_pairs(description)
             await asyncio.sleep(LAG_S)
-            stalled = self._stalled_at > asked - 2 * LAG_S  # then reports were late without a fault
+            stalled = self._stalled_at > asked - 2 * LAG_S  # a stall delays reports even without a fault
             for part, description in told.items():
-                if self._told(part) and not stalled:  # still the same process
+                if self._told(part) and not stalled:  # the part is still the same process
                     unlike = self._workers.unlike(description, asked, got)
                     self._placed.compare(unlike, f"{part.name}{self._after_s()}")
 

@@ -31,7 +31,10 @@ class Stay:
     shares: dict[str, Share] = field(default_factory=dict)  # worker id -> its share of that worker
 
     def share(self, worker_id: str, read: float, ended: float) -> Reserved:
-        """Return its share of a worker if it was prefilled by `read` and had not ended by `ended`."""
+        """Return its share of a worker.
+
+        It counts as prefilled if it was by `read`, and as ended if it was by `ended`.
+        """
         if self.until <= ended:
             return Reserved()
         return replace(self.booking, prefilled=self.read_at <= read).share(worker_id)
@@ -40,7 +43,7 @@ class Stay:
 class Workers:
     """Workers without engines that admit or refuse attempts as real ones do.
 
-    They check the schedulers' sums against the attempts. A scheduler is told of an attempt a message later,
+    They check the schedulers' sums against the attempts. A scheduler learns of an attempt one message later,
     so each sum has a lower and an upper bound.
     """
 
@@ -52,7 +55,7 @@ class Workers:
         self.fullest = 0.0  # highest utilization of a worker's bounds
 
     def take(self, booking: Booking, now: float) -> tuple[Stay, str]:
-        """Admit an attempt to its workers. Return it and the id of a worker that refuses it, or ""."""
+        """Admit an attempt to its workers. Return its stay, and the id of a worker that refuses it or ""."""
         stay = Stay(booking, now)
         for worker_id in booking.worker_ids:
             self._stays.setdefault(worker_id, []).append(stay)
@@ -82,7 +85,10 @@ class Workers:
             self._of(worker_id).give_back(share)
 
     def unlike(self, told: pb.Description, asked: float, got: float) -> list[str]:
-        """Return a description's missing attempts and impossible sums. It was requested between two times."""
+        """Return a description's missing attempts and impossible sums.
+
+        It was requested at `asked` and received at `got`.
+        """
         begin, end = asked - LAG_S, got + LAG_S
         known = {(one.attempt.request_id, one.attempt.epoch) for one in told.attempts}
         whole = len(known) < SHOWN_ATTEMPTS
@@ -175,14 +181,14 @@ class Placed:
     requests: int = 0
     placed: int = 0  # attempts
     alone: int = 0  # attempts that a router placed itself
-    refused: int = 0  # all workers were full
+    refused: int = 0  # requests for which all workers were full
     sent_back: int = 0  # attempts that a full worker refused
     sent_back_alone: int = 0  # attempts that a router had placed itself
     failed: int = 0  # other failures
     failures: dict[str, int] = field(default_factory=dict)  # reason -> requests
     late: int = 0  # epochs that were sent twice
     twice: int = 0  # epochs that were placed twice, or booked on other workers
-    compared: int = 0  # descriptions of schedulers
+    compared: int = 0  # compared descriptions of schedulers
     unlike: int = 0  # descriptions with impossible sums
     fullest: float = 0.0  # highest utilization of a worker's bounds
     dropped: int = 0  # lost reports

@@ -69,7 +69,7 @@ class Plan:
                 return
 
 
-# Their faults take half an hour in total, in addition to starts and ends.
+# The plans' faults take half an hour in total, not counting starts and ends.
 # fmt: off
 _PLANS = (
     Plan("workers-1p1d", Shape(1, 1, speculation=MTP), (*WORKERS, *DRAINS), 180.0, 8,
@@ -111,7 +111,7 @@ _PLANS = (
     Plan("supervised-1p1d", Shape(1, 1, supervised=True, speculation=MTP),
          ("kill-watcher", "kill-prefill", "kill-decode"), 90.0, 8,
          "`baton up` itself: workers and their watcher die, and it starts them again",
-         once=True),  # `baton up` gives up a part that dies four times within ten minutes
+         once=True),  # `baton up` gives up on a part that dies four times within ten minutes
     Plan("long-queue", Shape(1, 1, slots=4, queue_factor=3.0, hold_lease_s=2.0, speculation=MTP),
          (), 45.0, 12,
          "no faults: three long streams for each slot of the decode worker, no prompt prefilled twice",

@@ -1,7 +1,7 @@
-"""Clients whose requests break engines' steps, in addition to the normal load. They may fail, but must end.
+"""Clients whose requests break engines' steps, besides the normal load. Such requests may fail but must end.
 
-Some are marked for the plug-in of harness/poison, which breaks any engine's step. The others are ordinary
-requests that once broke engines or kept them busy.
+Some requests are marked for the plug-in of harness/poison, which breaks any engine's step. The others are
+ordinary requests that once broke engines or kept them busy.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Poisoners:
         while True:
             kind, bodies = again or self._next(draw)
             await asyncio.gather(*(self._send(http, kind, body) for body in bodies))
-            # Half of the requests are sent again.
+            # Half of the time, the same requests are sent again.
             again = (kind, bodies) if again is None and draw.random() < 0.5 else None
             await asyncio.sleep(draw.uniform(*PAUSE_S))
 

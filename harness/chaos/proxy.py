@@ -1,7 +1,7 @@
 """A TCP proxy in front of one server that simulates a network with delays and drops.
 
 Dropped bytes are delivered later, as on a network that recovers before TCP gives up; no connection is closed.
-New connections are accepted but stay silent until then.
+New connections are accepted but stay silent until the network recovers.
 """
 
 from __future__ import annotations

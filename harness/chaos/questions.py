@@ -25,7 +25,7 @@ FEWEST, MOST = 16, 300  # tokens in an answer
 LIMIT = int(ENGINE["max_model_len"])
 AT_ONCE = 8
 MOST_SHOWN = 100  # tokens in an answer to a question with images
-IMAGES = 8  # questions with images, of one or two
+IMAGES = 8  # questions with one or two images
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton-chaos"
 
 
@@ -69,7 +69,7 @@ class Questions:
         self._known = known
 
     def draw(self, random: random.Random, *, long: bool = False) -> Case:
-        """Draw a case: a quarter may hit the prefix cache, a quarter does not stream, a quarter is batch.
+        """Draw a case: a quarter may hit the prefix cache, a quarter do not stream, a quarter are batch.
 
         A `long` case streams the longest answer.
         """
@@ -94,7 +94,7 @@ def _turn(images: tuple[int, ...]) -> dict[str, Any]:
 def sample(every: int, *, tiny: bool = False, images: bool = False) -> list[tuple[int, ...]]:
     """Return every `every`-th prompt, of all lengths.
 
-    tiny: for the models of harness/architectures. images: add as many questions with images.
+    tiny: for the models of harness/architectures. images: add IMAGES questions with images.
     """
     known = texts.prompts()
     if tiny:

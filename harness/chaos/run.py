@@ -1,4 +1,4 @@
-"""Run a plan: start the deployment, send the load, break and repair, and look for leaks."""
+"""Run a plan: start the deployment, send the load, break and repair parts, and look for leaks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _outcome(plan: Plan, seed: int) -> Outcome:
         shape.name,
         str(speculation.get("mtp_strategy") or speculation.get("method", "none")),
         "redis" if shape.redis else "memory",
-        # A poisoned step's requests are tried alone, one after another, so others wait longer.
+        # A poisoned step's requests are tried alone, one after another, so other requests wait longer.
         pause_limit_s=0.0 if plan.poison else shape.lease_s + ADDED_S,
         full=plan.clients > shape.slots * (shape.decode + shape.mixed),
     )
@@ -177,7 +177,7 @@ class _Run:
         return act
 
     async def _left(self, deadline: float) -> Leaks:
-        """Wait until no resources are held, or until the deadline (time.monotonic). Return those held."""
+        """Wait until no resources are held, or until the deadline (time.monotonic). Return the leaks."""
         while True:
             description = await self.site.describe()
             if description is not None and not (found := leaks(description)).any:

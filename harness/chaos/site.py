@@ -34,8 +34,8 @@ from harness.support import free_port
 
 START_S = 120.0  # timeout for all parts to be ready, on a busy machine
 LOOK_S = 0.05  # the time between polls of the scheduler
-SELDOM_S = 0.5  # the same without workers, when no fault waits for a stage
-MOST_CRASHES = 10  # crashed parts then stay dead
+SELDOM_S = 0.5  # the time between polls without workers: no fault waits for a stage
+MOST_CRASHES = 10  # after this many, crashed parts stay dead
 CALL_S = 1.0  # timeout of a poll
 
 
@@ -48,16 +48,16 @@ class Site:
         self.parts: list[Part] = []
         self.pids: set[int] = set()  # all processes, past and present
         self.redis: RedisServer | None = None
-        self.guests: set[str] = set()  # ids of other workers that must be ready, too
+        self.guests: set[str] = set()  # ids of other workers that must also be ready
         self.restarts: Counter[str] = Counter()
         self.crashes: list[str] = []  # parts that ended unexpectedly
         self.engines_failed = 0  # processes that ended with their engine, if poison is on
         self.uncovered: list[tuple[float, float]] = []  # past times without a worker; time.monotonic
         self._uncovered_since = 0.0  # 0: there is a worker
-        self.description: pb.Description | None = None  # a scheduler's latest
+        self.description: pb.Description | None = None  # the latest from any scheduler
         self.live: dict[str, tuple[str, str]] = {}  # attempt's request id -> prefill and decode worker
         self.most_booked = 0  # highest number of requests on one decode worker
-        self.engine: dict[str, Any] = {}  # settings of all engines, but for the shape's
+        self.engine: dict[str, Any] = {}  # settings of all engines, besides the shape's
         self._addresses: list[str] = []
         self._channels: list[grpc.aio.Channel] = []
         self._stubs: list[scheduler_pb2_grpc.SchedulerStub] = []
@@ -104,7 +104,7 @@ class Site:
         """Return the times in which no worker could serve, including the current one."""
         return self.uncovered + ([(self._uncovered_since, now)] if self._uncovered_since else [])
 
-    # -- life
+    # -- life cycle
 
     async def __aenter__(self) -> Site:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -231,7 +231,7 @@ class Site:
             await asyncio.to_thread(self.redis.start)
 
     def segments_left(self) -> list[str]:
-        """Return the shared memory of this site's processes; none should be left after `close`."""
+        """Return the shared memory files of this site's processes; `close` should leave none."""
         names = (path.name for path in segments.DIRECTORY.glob("baton-kv-*"))
         return [name for name in names if int(name.split("-")[2]) in self.pids]
 
@@ -249,7 +249,7 @@ class Site:
         return list(await asyncio.gather(*map(_describe, self._stubs)))
 
     async def whole(self, within_s: float) -> None:
-        """Wait until all parts serve and the store works. Raises AssertionError that names what fails."""
+        """Wait until all parts serve and the store works. Raises an AssertionError that names what fails."""
         deadline = time.monotonic() + within_s
         while missing := await self._missing():
             if time.monotonic() > deadline:
@@ -300,7 +300,7 @@ class Site:
         return ready
 
     async def _get(self, url: str) -> tuple[int, bytes]:
-        """Return the status and body of a GET; 0 without an answer."""
+        """Return the status and body of a GET; without an answer, the status is 0."""
         if self._http is None:
             raise RuntimeError("the site is not entered")
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):

@@ -28,7 +28,7 @@ class Supervised(Part):
     site: SupervisedSite
 
     async def restart(self) -> None:
-        """Wait until `baton up` has restarted it and, for a worker, reported it ready."""
+        """Wait until `baton up` has restarted this part and, if it is a worker, reported it ready."""
         told = self.site.told(self.name, "ready: ")
         await self.found(other_than=self.pid)
         self.site.restarts[self.kind] += 1
@@ -112,7 +112,7 @@ class SupervisedSite(Site):
                 code = -9
             if code:
                 self.crashes.append(f"baton up ended with {code}")
-        self.parts.clear()  # they ended with it
+        self.parts.clear()  # all parts ended with `baton up`
         await super().close()
 
     async def mend(self) -> None:

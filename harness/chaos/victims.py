@@ -33,7 +33,7 @@ class Shape:
     processes: int = 1  # per router
     schedulers: int = 1
     redis: bool = False
-    proxied: bool = False  # put a proxy that can delay and drop in front of each worker
+    proxied: bool = False  # put a proxy that can delay and drop bytes in front of each worker
     speculation: dict[str, Any] | None = None
     lease_s: float = 3.0
     hold_lease_s: float = 6.0  # saved KV is held twice as long
@@ -71,8 +71,8 @@ class Part:
     away: bool = True  # may not be able to serve
     hung_since: float = 0.0  # time.monotonic; 0: not hung
     hung_times: list[tuple[float, float]] = field(default_factory=list)  # past hangs
-    killed: bool = False  # and not restarted yet
-    started_at: float = 0.0  # time.monotonic, as is the next
+    killed: bool = False  # killed and not restarted yet
+    started_at: float = 0.0  # time.monotonic, like gone_at
     gone_at: float = 0.0
 
     @property

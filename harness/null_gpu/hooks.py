@@ -1,7 +1,7 @@
 """Set up each Python process of the null GPU's environment; a .pth file there calls `start`.
 
 It loads the null GPU's driver and NVML, so that libraries find them by name, and patches modules when they
-are first imported: tokens.py, entered.py.
+are first imported (tokens.py, entered.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def start() -> None:
 
 
 def environment(libraries: Path) -> dict[str, str]:
-    """Return the variables of all processes of the environment."""
+    """Return the environment variables of the null GPU's processes."""
     return {
         "TRITON_LIBCUDA_PATH": str(libraries),
         "TRITON_CACHE_DIR": str(HOME / "cache" / "triton"),

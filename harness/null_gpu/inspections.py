@@ -1,4 +1,4 @@
-"""Fill vLLM's cache in VLLM_CACHE_ROOT with its inspections of the classes of the models that run there.
+"""Fill vLLM's cache in VLLM_CACHE_ROOT with its inspections of the model classes in CLASSES.
 
     python -m harness.null_gpu.inspections
 

@@ -2,9 +2,9 @@
 
     python -m harness.null_gpu.libraries SITE-PACKAGES
 
-Each library has the functions of this folder's C files, and stubs that return 0 for all others that the
-extensions in SITE-PACKAGES import from it. They replace NVIDIA's libraries in nvidia/cu13/lib, where torch
-looks for them. The headers come from Triton's wheel.
+Each library has the functions of this folder's C files, and stubs that return 0 for all other functions
+that the extensions in SITE-PACKAGES import from it. The libraries replace NVIDIA's in nvidia/cu13/lib, where
+torch looks for them. The headers come from Triton's wheel.
 """
 
 from __future__ import annotations

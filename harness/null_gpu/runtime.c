@@ -1,5 +1,5 @@
 /* CUDA's runtime of a GPU that computes nothing: memory is the host's, copies copy at once, kernels do nothing.
-   What torch calls beyond this file gets a stub that returns 0 (libraries.py). */
+   Other functions that torch calls get a stub that returns 0 (libraries.py). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -243,7 +243,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t gra
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *number) {
     if (!nodes)
-        *number = 1; /* torch warns if a graph has none */
+        *number = 1; /* torch warns if a graph has no nodes */
     return cudaSuccess;
 }
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call, void *data, unsigned flags) {
@@ -277,7 +277,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t first, cudaEvent_t last)
     return cudaSuccess;
 }
 
-/* The device: one, with an H100's figures. */
+/* The only device, with an H100's figures. */
 
 cudaError_t cudaGetDeviceCount(int *number) {
     *number = 1;

@@ -1,4 +1,4 @@
-"""A vLLM plug-in with which requests break an engine's step, and the `vllm_xargs` of such requests.
+"""A vLLM plug-in that lets requests break an engine's step, and the `vllm_xargs` of such requests.
 
 Put this folder on a deployment's PYTHONPATH.
 """

@@ -1,4 +1,4 @@
-"""A vLLM plug-in with which marked requests break their step (harness/poison/__init__.py)."""
+"""A vLLM plug-in that lets marked requests break their step (harness/poison/__init__.py)."""
 
 from __future__ import annotations
 

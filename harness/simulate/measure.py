@@ -6,7 +6,7 @@
                 gives the cost of the tokens before a chunk
 
 Prompts are random, so none is cached. The lower quartile of several rounds is used, because other load on the
-machine only makes them longer.
+machine only makes times longer.
 """
 
 from __future__ import annotations

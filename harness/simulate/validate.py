@@ -1,7 +1,7 @@
 """Compare the simulator with reality: the same conversations, simulated and sent to a deployment.
 
 Equal block hashes become equal tokens, and an answer is part of the next turn, so caches hit in both.
-Compared are times to first token, and the prompt tokens that all engines computed.
+The comparison covers times to first token, and the prompt tokens that all engines computed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.services.simulate.traces import Ask, Kind, Trace
 from harness.deployment import Deployment
 from harness.stats import percentile
 
-SETTLE_S = 2.5  # all heartbeats have then arrived
+SETTLE_S = 2.5  # after this time, all heartbeats have arrived
 # "chats", scaled to a model of 80 M parameters on one core.
 CHATS = Kind("multi-turn chats with a few system prompts", 4, 512, 96, 96, 24, 6, 2.0)
 
@@ -48,7 +48,7 @@ async def drive(one: Deployment, trace: Trace, stream: Stream) -> dict[str, floa
 
 
 def simulated(run: Run) -> dict[str, float]:
-    """Return the same figures of a simulation, which must have no warm-up."""
+    """Return the figures of `drive` for a simulation, which must have no warm-up."""
     outcomes = run.outcomes
     computed, prompts = (sum(getattr(one, what) for one in outcomes) for what in ("computed", "prompt"))
     return _figures([one.first_s for one in outcomes], computed, prompts)

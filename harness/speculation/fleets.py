@@ -32,7 +32,7 @@ class Outcome:
     """A deployment's answers, and its workers' counts for `answers`."""
 
     answers: list[list[int]]  # token ids of each prompt's greedy answer, one request at a time
-    together: list[list[int]]  # the same for several requests at a time
+    together: list[list[int]]  # the answers with several requests at a time
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0

@@ -57,7 +57,7 @@ class Order:
     seed: int = 0
     core: int = 0
     mended: bool = True  # apply Baton's patch of the sampler
-    first_drafts: tuple[int, ...] = ()  # each request arrives with these; needs a prompt of one token
+    first_drafts: tuple[int, ...] = ()  # each request arrives with these drafts; needs a prompt of one token
 
 
 class Engine:

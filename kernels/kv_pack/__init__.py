@@ -67,8 +67,8 @@ def pack(table: KVTable, block_ids: Buffer, records: Buffer, digests: Buffer) ->
 def unpack(table: KVTable, records: Buffer, block_ids: Buffer, digests: Buffer | None) -> None:
     """Scatter records to blocks, in the cache's own dtype; skip negative block ids.
 
-    Shapes are as in `pack`. `digests` are overwritten with the digests of the records; on a GPU, of the parts
-    that the table names. On the CPU they may be None. Raises ValueError if shapes do not match.
+    Shapes are as in `pack`. `digests` are overwritten with the digests of the records; on a GPU, only of the
+    parts that the table names. On the CPU they may be None. Raises ValueError if shapes do not match.
     """
     _check(table, block_ids, records, digests)
     if table.on_cpu:

@@ -77,7 +77,7 @@ class KVTable:
         """Describe a cache. Raises ValueError for a layer that cannot be packed.
 
         blocks: [num_blocks, elements] per layer, the last dimension contiguous, all on one device. widths:
-        per layer, the elements that share a scale; used only for quantised layers. places: per layer, in
+        per layer, how many elements share a scale; used only for quantised layers. places: per layer, in
         records of `record_bytes`; by default one after another.
         """
         if wire not in WIRE_DTYPES:

@@ -27,15 +27,15 @@ def ngram_match(
 ) -> None:
     """Continue each request's text after its longest match of min_n to max_n tokens, the latest if several.
 
-    tokens [rows, width] int32: the texts, of which lengths [rows] int32 tokens count. rows [batch] int64:
-    each request's row; None: the first `batch` rows. tails [batch, n], any integer type: tokens that follow a
+    tokens [rows, width] int32: the texts. lengths [rows] int32: their lengths. rows [batch] int64: each
+    request's row; None: the first `batch` rows. tails [batch, n], any integer type: tokens that follow a
     request's text; None: no such tokens. limits [batch] int32: maximum drafts per request.
 
     Fills drafts [batch, k], any integer type, and counts [batch] int32: min(limit, k) drafts per request,
     or none if its last min_n tokens do not occur earlier. Elements after a request's drafts are not written.
     The last dimension of `tokens`, `drafts` and `tails` must be contiguous.
 
-    On a GPU this is one launch, which does not wait for the host and which a CUDA graph may capture. Two
+    On a GPU this is one launch, which does not wait for the host; a CUDA graph may capture it. Two
     launches must not use a `workspace`, from `new_workspace`, at the same time; without one, each call makes
     its own. Raises ValueError for arguments that do not fit.
     """

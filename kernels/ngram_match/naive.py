@@ -1,4 +1,4 @@
-"""The reference form of `ngram_match`, with loops over lists; tests compare the others with it."""
+"""The reference form of `ngram_match`, with loops over lists; tests compare the other forms with it."""
 
 from __future__ import annotations
 

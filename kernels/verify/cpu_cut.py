@@ -17,8 +17,8 @@ _WIDER = 8
 @dataclass(frozen=True)
 class Filters:
     top_k: torch.Tensor  # int64; V or more keeps all tokens
-    top_p: torch.Tensor  # float32; 1 or more keeps all
-    min_p: torch.Tensor  # float32; 0 keeps all
+    top_p: torch.Tensor  # float32; 1 or more keeps all tokens
+    min_p: torch.Tensor  # float32; 0 keeps all tokens
 
     def of(self, which: torch.Tensor) -> Filters:
         """Return the filters of these rows."""

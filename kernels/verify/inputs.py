@@ -16,15 +16,15 @@ class DraftedTokens:
     """The drafted tokens of R requests; request r has c[r], which may be 0.
 
     N = sum(c + 1), D = sum(c). A negative token, or one beyond the vocabulary, is a placeholder: neither it
-    nor any token after it is accepted. At most one of `probs` and `logits` is given. Without both, the
+    nor any token after it is accepted. At most one of `probs` and `logits` is given. Without either, the
     drafter was certain of each token (greedy, or a match), so its distribution is one-hot.
     """
 
     tokens: torch.Tensor  # int [D]; or [N], where a request's drafts follow the token that they continue
     row_ends: torch.Tensor  # [R] int32: cumsum(c + 1), where each request's rows of logits end
-    most: int  # an upper bound of c, known to the host
+    most: int  # an upper bound on c, known to the host
     probs: torch.Tensor | None = None  # [D, V] float32: the distribution each draft was drawn from
-    logits: torch.Tensor | None = None  # [slots, at least most, V]: the same, before temperature and softmax
+    logits: torch.Tensor | None = None  # [slots, at least most, V]: the drafter's logits, before temperature
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Sampling:
 
     temperature: torch.Tensor  # [S] float32; 0 is greedy
     seeds: torch.Tensor  # [S] int64
-    top_k: torch.Tensor | None = None  # [S] int32; 0, or V and more, keep all tokens
-    top_p: torch.Tensor | None = None  # [S] float32 in (0, 1]; 1 keeps all
-    min_p: torch.Tensor | None = None  # [S] float32 in [0, 1]; 0 keeps all
+    top_k: torch.Tensor | None = None  # [S] int32; 0, or V or more, keeps all tokens
+    top_p: torch.Tensor | None = None  # [S] float32 in (0, 1]; 1 keeps all tokens
+    min_p: torch.Tensor | None = None  # [S] float32 in [0, 1]; 0 keeps all tokens
     slots: torch.Tensor | None = None  # [R] int32 or int64
 
 

@@ -97,7 +97,7 @@ class _Request:
     def _target(self, row: Weights) -> Weights:
         """Return the distribution to sample from: softmax, filtered by min-p, top-k, top-p in this order."""
         probabilities = _softmax(row, self.temperature)
-        # Among equal tokens the first in the vocabulary are kept.
+        # Among equal logits the first in the vocabulary are kept.
         order = sorted(range(len(row)), key=lambda token: (-row[token], token))
         largest = probabilities[order[0]]
         kept = [token for token in order if probabilities[token] >= self.min_p * largest]
@@ -125,7 +125,7 @@ class _Request:
         return len(self.drafts), 1.0
 
     def _accept_block(self, targets: list[Weights]) -> tuple[int, float]:
-        """Return the same by algorithm 2 of Sun et al.: the longest block whose test succeeds."""
+        """Return what `_accept` does, by algorithm 2 of Sun et al.: the longest block whose test succeeds."""
         accepted, scale, ratio = 0, 1.0, 1.0
         for place, draft in enumerate(self.drafts):
             proposed = self.proposals[place][draft]

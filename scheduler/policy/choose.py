@@ -1,16 +1,17 @@
 """Choose the workers for a request.
 
-1. If the prompt is shorter than `handoff_min_tokens`, it is not handed over: a decode or a mixed worker does
-   it all. So does a decode worker that has to compute fewer than that many tokens of a longer prompt.
+1. If the prompt is shorter than `handoff_min_tokens`, it is not handed over: a decode or mixed worker runs
+   the whole request. So does a decode worker that has to compute fewer than that many tokens of a longer
+   prompt.
 2. Otherwise a pair of a prefill and a decode worker is chosen, if both have room.
-3. An idle decode worker does it all if its queue is shorter than the prefill worker's (`booking.may_help`):
-   at the start of a burst decode workers have nothing else to do.
-4. If no pair has room, a mixed worker does it all.
-5. If one side has no worker for this request (none is ready, or all have failed it), the other side does it
-   all. It does not stand in for full workers: long prompts in decode batches would lengthen every inter-token
-   latency, and decoding on prefill workers every time to first token.
+3. An idle decode worker runs the whole request if its queue is shorter than the prefill worker's
+   (`booking.may_help`): at the start of a burst decode workers have nothing else to do.
+4. If no pair has room, a mixed worker runs the whole request.
+5. If one side has no worker for this request (none is ready, or all have failed it), the other side runs the
+   whole request. It does not stand in for full workers: long prompts in decode batches would lengthen every
+   inter-token latency, and decoding on prefill workers every time to first token.
 
-An image's encode goes to an encode worker, and nothing else does.
+Only encodes of images go to encode workers.
 
 If nothing is possible, the most hopeful rejection is returned: FULL before TOO_LARGE before NO_WORKERS.
 
@@ -75,7 +76,7 @@ class _Kept:
 
     @property
     def lost(self) -> bool:
-        """Whether there is no worker for this, not even a full one."""
+        """Whether there is no worker for this request, not even a full one."""
         return self.why is not None and self.why.code == pb.Rejection.CODE_NO_WORKERS
 
 

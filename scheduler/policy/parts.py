@@ -1,6 +1,6 @@
 """The built-in filters, scorers and pickers.
 
-A worker's load is the higher one of its bookings and its last heartbeat: bookings are up to date, and
+A worker's load is the higher of its bookings and its last heartbeat: bookings are up to date, and
 heartbeats include requests that this scheduler has not learned of yet.
 """
 
@@ -159,7 +159,7 @@ class QueuedPromptTokens(Scorer):
 class PrefillWork(Scorer):
     """Prefer the least time for the queue and the uncached part of the prompt, at the measured speed.
 
-    One second of work scores a half, so that scores also differ between short queues.
+    One second of work scores 0.5, so the scores of short queues differ, too.
     """
 
     side: ClassVar[Side] = Side.PREFILL

@@ -2,8 +2,8 @@
 
 An entry has 64 bits: 44 of a block's key, and the number of the set of workers that hold it (sets.py). The
 rest of the key selects a shard, a sorted array of a few hundred entries. So a block takes some 10 bytes,
-however many workers hold it, and no call has to rebuild anything. One look-up in a billion finds another
-block; the request is then only placed less well.
+however many workers hold it, and no call has to rebuild anything. One look-up in a billion finds the
+wrong block; the request is then merely placed less well.
 
 Engines evict a prompt's chain of blocks from its end, so a binary search finds the last one that a worker
 holds.
@@ -35,7 +35,7 @@ _SHARD = 512  # maximum entries of a shard, if `_MOST_SHARDS` are enough for tha
 _MOST_SHARDS = 1 << 16  # a key has 60 bits, an entry 44 of them
 _SWEPT_SHARE = 4  # sweep when 1 in this many entries may belong to removed workers
 _SWEPT_SLOTS = 64  # or when this many workers were removed
-_EMPTY = array("Q")  # all empty shards are this one, which is never changed: a new index takes no time
+_EMPTY = array("Q")  # shared by all empty shards, and never changed: a new index takes no time
 
 
 class PrefixIndex:
@@ -126,8 +126,8 @@ class PrefixIndex:
     def reach(self, keys: Sequence[int], among: int) -> tuple[int, int]:
         """Return the length of the longest prefix that a worker holds, and the bits of the workers that do.
 
-        `keys` are a prompt's blocks in order, `among` the bits of the workers to consider. (0, 0): none holds
-        any.
+        `keys` are a prompt's blocks in order, `among` the bits of the workers to consider. (0, 0): no
+        worker holds any block.
         """
         holders = self.holders
         found, who = 0, 0
@@ -162,7 +162,7 @@ class PrefixIndex:
 
     def _sweep(self, at: int) -> None:
         shard, sets = self._shards[at], self.sets
-        # set's number -> number of the set without removed workers; None: none is left
+        # set's number -> number of the set without removed workers; None: no worker is left
         renamed: dict[int, int | None] = {}
         for number, times in Counter(entry & _NUMBER for entry in shard).items():
             bits = sets.bits(number)
@@ -208,7 +208,7 @@ class PrefixIndex:
         return 1
 
     def _remove(self, shard: array[int], place: int, bit: int) -> int:
-        """Remove a holder and return 1; return 0 if it is not one.
+        """Remove a holder and return 1; return 0 if the worker does not hold the block.
 
         If there are too many sets, the block is forgotten.
         """

@@ -1,7 +1,7 @@
 """Apply the operations in workers' block logs to the index, each once and in order.
 
-They are numbered: a message that leaves a gap is not applied, and the answer says where the worker must
-resume. A log that begins again has a later instance number and replaces all that was known of the worker.
+Operations are numbered: a message that leaves a gap is not applied, and the answer says where the worker must
+resume. A restarted log has a later instance number and replaces everything known about the worker.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class WorkerSets:
         return self._bits[number] if number < MOST_SHARED else 1 << (number - MOST_SHARED)
 
     def refer(self, bits: int, times: int = 1) -> int | None:
-        """Add references to a set, which must not be empty; return its number, None if there are too many."""
+        """Add references to a nonempty set; return its number, or None if there are too many sets."""
         if not bits & (bits - 1):
             return alone(bits.bit_length() - 1)
         number = self._numbers.get(bits)

@@ -18,7 +18,7 @@ TOLD_KINDS = ("router", "fleet", "process", "turns")
 class Store(ABC):
     """The schedulers' shared state. No method except `open` raises.
 
-    While the store is unreachable (`problem`), `lead` and `order` fail and `told` is empty. A
+    While the store is unreachable (`problem`), `lead` returns 0, `order` False, and `told` nothing. A
     drain takes effect at the scheduler that was asked, and is written to the store later.
     """
 
@@ -54,14 +54,14 @@ class Store(ABC):
 
     @abstractmethod
     async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
-        """Keep a sender's last message for `lease_s`; return the orders for it, if it is a fleet."""
+        """Keep a sender's last message for `lease_s`; return its orders if the sender is a fleet."""
 
     @abstractmethod
     async def lead(self, who: str, for_s: float) -> int:
         """Make `who` the deciding scheduler for `for_s`, or extend its lease; return its fencing number.
 
-        Return 0 while another one decides. Each new one gets a higher number than all before, even after the
-        store has lost its data, because numbers are at least the store's clock.
+        Return 0 while another one decides. Each new decider gets a higher number than all earlier ones, even
+        after the store has lost its data, because a new number is at least the store's clock.
         """
 
     @abstractmethod

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 # keep them in one slot of a Redis Cluster, so one script can change them together. Times are Redis' TIME, ms.
 KEYS = {
     "DRAINS": "drains",  # HASH name -> how often an operator drained or undrained it: odd while it is drained
-    "TOLD": "told",  # HASH KIND:ID -> the last message of a router, fleet, process, or of turns
+    "TOLD": "told",  # HASH KIND:ID -> a sender's last message; kinds: router, fleet, process, turns
     "TOLD_LEASES": "told:leases",  # ZSET field of TOLD -> when it expires
     "DECIDER": "decider",  # HASH who, fence, until: the scheduler that autoscales; tended: the last check
     "ORDERS": "orders",  # HASH fleet:ID -> what should run in its places, serialized
@@ -121,7 +121,7 @@ class RedisStore(Store):
             self._drains[name] = max(int(count), self._drains.get(name, 0))
 
     async def _ask(self, name: str, *arguments: str | int | bytes) -> Any:
-        if self.problem:  # do not wait for a check, which may take until its timeout
+        if self.problem:  # do not wait for a check, which may run into its timeout
             return None
         async with self._calling:
             if self.problem:  # the connection was lost while this call waited

@@ -23,7 +23,7 @@ from baton.services.printing import say, step
 def run_up(settings: Settings, fleet: Fleet | None, log_dir: str) -> NoReturn:
     """Run the deployment until a signal, stop it and exit. Raises ConfigError and StartError.
 
-    `fleet`: its workers; None for those of the configuration.
+    `fleet`: the workers; None for those of the configuration.
     """
     whole = started(settings, fleet)
     if settings.ops.listen is None:

@@ -1,4 +1,4 @@
-"""Load the configuration from its sources, with errors of one line: key, value, what to do."""
+"""Load the configuration from its sources, with one-line errors: key, value, what to do."""
 
 from __future__ import annotations
 

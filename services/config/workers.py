@@ -82,7 +82,7 @@ class EngineSettings(Section):
 
     @property
     def spread(self) -> int:
-        """The number of machines of one worker's ranks."""
+        """The number of machines that run one worker's ranks."""
         return max(1, self.nodes // self.data_parallel_size)
 
     @property
@@ -297,7 +297,7 @@ class AutoscaleSettings(Section):
 
     @property
     def flip_after_s(self) -> float:
-        """Seconds for which a side must have had a spare worker before that changes its role."""
+        """Seconds for which a side must have had a spare worker before that worker changes its role."""
         return max(1.0, self.down_after_s / 24)
 
     @model_validator(mode="after")

@@ -1,1 +1,1 @@
-"""Speculative decoding, and the share of decode steps between classes."""
+"""Speculative decoding, and sharing an engine's steps among classes."""

@@ -2,7 +2,7 @@
 
 A broken drafter goes unnoticed: the output is still correct, only slower. It shows in the acceptance rate of
 the first drafted position, which does not depend on the draft length. Drafts of one request are correlated,
-so requests are the sample, and the rate's error is that of a ratio over clusters (Cochran, Sampling
+so requests are the sampling units, and the rate's error is that of a ratio over clusters (Cochran, Sampling
 Techniques, 1977, chapter 6).
 """
 
@@ -17,9 +17,9 @@ WINDOW_S = 60.0
 _SLOT_S = 5.0
 
 # Sizes of the window of recent requests. In simulation, with acceptance per request distributed as Beta(mean
-# x s, (1 - mean) x s) and s from 2 (nearly uniform) to 50, they raise no false alarm in 1,200,000 requests,
-# and detect a loss of 35 % in 118 of 120 runs, after some 150 requests. With windows of 64 requests, and the
-# reference lowered by two errors instead of four, there were 190 false alarms.
+# x s, (1 - mean) x s) and s from 2 (nearly uniform) to 50, they raised no false alarm in 1,200,000 requests,
+# and detected a loss of 35 % in 118 of 120 runs, after some 150 requests. With windows of 64 requests, and
+# the reference lowered by two errors instead of four, there were 190 false alarms.
 LEAST_DRAFTS = 200  # a smaller window is not judged
 LEAST_REQUESTS = 64
 FULL_DRAFTS = 1000
@@ -29,7 +29,7 @@ MOST_REQUESTS = 4096  # limits memory if requests have few drafts
 ALARM_BELOW = 0.8  # share of the reference
 CLEAR_ABOVE = 0.9  # share of the reference; higher, so that one good request does not clear the alarm
 SIGMAS = 4.0
-LEARN_SIGMAS = 4.0  # standard errors off a learned reference: the best window is partly luck
+LEARN_SIGMAS = 4.0  # standard errors by which a learned reference is lowered: the best window is partly luck
 FRUITLESS_DRAFTS = 200  # this many drafts in a row without an accepted token raise the alarm
 FRUITFUL_TOKENS = 5  # accepted tokens that then clear it
 
@@ -66,7 +66,7 @@ class DraftCounts:
 
     @property
     def first_acceptance(self) -> float:
-        """Acceptance rate of the first drafted tokens; 0 without any."""
+        """Acceptance rate of the first drafted tokens; 0 without drafts."""
         return self.accepted[0] / self.drafted[0] if self.drafted and self.drafted[0] else 0.0
 
 
@@ -146,7 +146,7 @@ class _Window:
 
 
 class AcceptanceWatch:
-    """Detect a drafter whose acceptance is too low. For one thread.
+    """Detects a drafter whose acceptance is too low. For one thread.
 
     Two rules raise the alarm. *Low*: the share over the window is below 0.8 of the reference, and more than
     four standard errors from it; cleared above 0.9. *Fruitless*: no token of the last 200 drafts was
@@ -166,7 +166,7 @@ class AcceptanceWatch:
         self._low = False
         self._fruitless = 0  # drafts since the last accepted token
         self._fruits = FRUITFUL_TOKENS  # accepted tokens since the last fruitless alarm
-        self.learned = 0.0  # the best share of a full window, less its error
+        self.learned = 0.0  # the best share of a full window, less LEARN_SIGMAS standard errors
 
     @property
     def reference(self) -> float:
@@ -190,7 +190,7 @@ class AcceptanceWatch:
                 self._fruits = 0
 
     def finished(self, drafts: int, accepted: int) -> None:
-        """Count a finished request by its drafts, and how many had their first token accepted."""
+        """Count a finished request: its drafts, and how many of them had their first token accepted."""
         if not drafts:
             return
         self._window.add(drafts, accepted)

@@ -1,4 +1,4 @@
-"""Estimate benefit and cost of drafting from measured steps.
+"""Estimate the benefit and the cost of drafting from measured steps.
 
 Acceptance      tokens that a step generates per request, by draft length
 StepTimeModel   seconds of a step, by batch size and draft length
@@ -26,13 +26,13 @@ _STEPS_KEPT = 0.995  # the part of the fit's weight that is kept per step
 # of the draft model, and per pass and request.
 _GUESS = (0.85, 0.02, 0.03, 0.08, 0.01)
 _GUESS_WEIGHT = 0.5  # steps
-_CLIP = 0.25  # an outlier counts as this far off at most, relative to the expected time
+_CLIP = 0.25  # an outlier counts as at most this far off, relative to the expected time
 _CELL_SAMPLES = 32.0  # steps that a cell averages over
 _LINE_SAMPLES = 3.0  # the fit weighs as much as this many samples of a cell
 _PACE_GAIN = 1 / 16
-_SURPRISES = 5  # this many steps in a row, all faster or all slower by more than _CLIP, mean another pace
-# The first use of a kernel waits up to seconds for its compiler. It is detected by later steps that are much
-# faster, for which there is no other reason.
+_SURPRISES = 5  # this many steps in a row, all faster or all slower by more than _CLIP, mean a new pace
+# The first use of a kernel may wait seconds for its compiler. Later steps that are much faster, for which
+# there is no other reason, reveal such a wait.
 _MUCH_FASTER = 0.5  # share of an earlier step's time
 _FIRST_SAMPLES = 4.0  # a cell's first samples
 _FIRST_STEPS = 16  # an engine's first steps

@@ -1,9 +1,9 @@
 """Choose the draft length with the most expected tokens per second, from measured steps.
 
 A draft costs passes of the draft model and verification; its benefit depends on the text. In a small batch
-drafts cost almost no time, in a large one every verified token does, so no fixed length is good for both. The
-length is chosen for the whole batch, every few steps, as argmax_k tokens(k) / seconds(batch, k), 0 included
-(the goodput of SmartSpec, Liu et al., 2024).
+drafts cost almost no time; in a large one every verified token costs time. So no fixed length is good for
+both. The length is chosen for the whole batch, every few steps, as argmax_k tokens(k) / seconds(batch, k), 0
+included (the goodput of SmartSpec, Liu et al., 2024).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from baton.services.decode.draft_estimates import Acceptance, StepTimeModel, buc
 _REVIEW_STEPS = 4  # steps between choices
 _WORTH_A_CHANGE = 1.01  # required gain in tokens per second, so that noise does not flip the choice
 # A length measured n times is rated higher by this share / sqrt(n + 1) (an upper confidence bound, Auer et
-# al., 2002), so that one that looks bad after a few slow steps is measured again. Times vary by 10 to 15 %.
+# al., 2002), so that a length with a few slow steps is measured again. Times vary by 10 to 15 %.
 _DOUBT = 0.2
 # Other lengths are probed for a few steps at a time, from a budget that every step adds to.
-_PROBE_STEPS = 4  # the first of these still verifies drafts of the length before
+_PROBE_STEPS = 4  # the first of these still verifies drafts of the previous length
 _PROBE_SHARE = 0.01  # the part of all time spent on probing
 _PROBE_CREDIT_AT_FIRST = 8.0  # steps
 _PROBE_CREDIT_NEW_BATCH = 8.0  # steps, for a new batch size
 _PROBE_CREDIT_MOST = 3.0
 _PROBE_COSTS_AT_LEAST = 0.15  # steps, so that an equally good length is not probed all the time
-_PROBE_AGAIN_STEPS = 60  # a length that was run in these last steps needs no probe
+_PROBE_AGAIN_STEPS = 60  # a length that was run more recently than this needs no probe
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class DraftStep:
 class DraftChoice:
     requests: int = 0
     limit: int = 0
-    probe: bool = False  # run to learn about it, not because it seems best
+    probe: bool = False  # whether the length is run to learn about it, not because it seems best
 
 
 @dataclass
@@ -129,7 +129,7 @@ class DraftLength:
         return DraftChoice(requests, limit, probe is not None)
 
     def _worth_a_look(self, batch: _Batch, limit: int, rates: Sequence[float]) -> int | None:
-        """Return a length to probe, old or cheap to run; None if none is worth the time."""
+        """Return a length to probe, long unseen or cheap to run; None if none is worth the time."""
         best, most = None, 0.0
         for other, rate in enumerate(rates):
             age = self._step - batch.seen_at.get(other, -4 * _PROBE_AGAIN_STEPS)

@@ -3,7 +3,7 @@
 While first-class requests decode, the number of other requests in the batch is adjusted to keep a step within
 the goal of the first class (`itl_s`): one more after every four short steps, a quarter fewer after a long
 one. Prompts share time: the other classes run up a debt, and get no more until the first class has had its
-time, by `share`. Time that they had while alone counts too, up to `MOST_ALONE_S`.
+time, by `share`. Time that those classes had while alone counts too, up to `MOST_ALONE_S`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class Contest(NamedTuple):
     """A step with requests of several classes."""
 
     first_rows: int  # decoding requests of the first class
-    prompts: bool  # the first class has prompts, running or waiting
+    prompts: bool  # whether the first class has prompts, running or waiting
     goal_s: float  # itl_s of the decoding first class; 0: none
-    share: float  # guaranteed to requests that give way
+    share: float  # part of a step guaranteed to requests that give way
 
 
 class StepShare:
     """The controller of the shares. Call it on the engine's thread."""
 
     def __init__(self) -> None:
-        self._rows = 1.0  # decoding requests that give way, while the first class decodes
+        self._rows = 1.0  # how many requests that give way may decode while the first class decodes
         self._owed_s = 0.0
 
     def rows(self, contest: Contest) -> float:
@@ -64,8 +64,8 @@ class StepShare:
     def observe(self, contest: Contest, seconds: float, others: float, rows: int, *, held: bool) -> None:
         """Learn from a step.
 
-        others: the part of its tokens that counts towards the debt of requests that give way; rows: how many
-        of those decoded; held: whether any such requests were left out
+        others: the part of the step's tokens that counts towards the debt of requests that give way; rows:
+        how many of those requests decoded; held: whether any requests that give way were left out
         """
         kept = contest.share / (1 - contest.share)
         self._owed_s += seconds * (others - kept * (1 - others))

@@ -46,7 +46,7 @@ _NOT_IN_NAMES = re.compile(r"[^\w.-]")
 async def gathered(settings: Settings, description: pb.Description | None) -> dict[str, str]:
     """Return each process's metrics, or why they are missing, by its name.
 
-    Scrapes every process the scheduler lists, and those whose ports are set.
+    Scrapes every process that the scheduler lists, and the processes whose ports are set.
     """
     texts, urls = {}, _named(settings)
     told = description or pb.Description()
@@ -116,7 +116,7 @@ def masked(settings: Settings) -> dict[str, Any]:
 class Hider:
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for one in secrets if len(one) >= SHORTEST for form in _forms(one)}
-        # Longest first, as one may be the beginning of another.
+        # Longest first, because one secret may be the beginning of another.
         self._pattern = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))) or r"(?!)")
 
     @classmethod

@@ -20,7 +20,7 @@ from baton.services.diagnosis.machine import Needs, judge
 AT_ONCE = 16  # concurrent calls to workers
 CLOCK_ASKS = 5
 SKEW_WARNING_S = 1.0  # logs are hard to read
-SKEW_WRONG_S = 60.0  # certificates valid for an hour begin too late
+SKEW_WRONG_S = 60.0  # certificates and tokens may be refused
 TRIAL_BYTES = 16 << 20  # per rank
 MAX_TRIALS = 32
 TRIALS_S = 120.0  # all trials together

@@ -45,7 +45,7 @@ class Needs:
 
 
 def judge(subject: str, machine: pb.Machine, torch: str, needs: Needs) -> Iterator[Finding]:
-    """Yield findings on a machine. `torch`: its version there, or ""."""
+    """Yield findings on a machine. `torch`: the version of PyTorch there, or ""."""
     yield _shm(subject, machine, needs)
     yield _files(subject, machine, needs)
     yield _memory(subject, machine, needs)

@@ -1,8 +1,8 @@
 """Read and check a deployment's LoRA adapters from their folders, before vLLM is imported.
 
 A folder has PEFT's layout: adapter_config.json, and the weights as safetensors or in PyTorch's format. vLLM
-silently loads an adapter whose matrices are smaller than the model's and leaves the rest as it was, so the
-shapes are compared here.
+silently accepts an adapter whose matrices are smaller than the model's and fills only part of its buffers, so
+this module compares the shapes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from baton.services.errors import ConfigError
 
 # The values of max_lora_rank that vLLM takes.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-_MOST_AT_ONCE = 8  # adapters in a batch, unless set
+_MOST_AT_ONCE = 8  # default maximum of adapters in a batch
 _CONFIG = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")  # vLLM's order
 _CHUNK = 1 << 20  # bytes
@@ -115,7 +115,7 @@ def _check(engine: EngineSettings, name: str, path: Path, matrices: Mapping[str,
 
 
 def _other_model(matrices: Mapping[str, Shape], weights: Path) -> str:
-    """Describe how an adapter's modules differ from the model's plain matrices; "" if unknown."""
+    """Describe the first mismatch between an adapter and the model's plain matrices; "" if none is found."""
     if not matrices or weights.suffix != ".safetensors":
         return ""
     layers = {found[0] for name in matrices if (found := _LAYER.match(name))}
@@ -134,10 +134,10 @@ def _other_model(matrices: Mapping[str, Shape], weights: Path) -> str:
 
 
 def _matrices(file: Path) -> Iterator[tuple[str, Shape]]:
-    """Yield names and shapes of the float matrices in a safetensors file, if it is one."""
+    """Yield name and shape of each float matrix of a file; nothing if it is not a safetensors file."""
     try:
         with safe_open(file, "np") as opened:
-            for name in opened.keys():  # noqa: SIM118 (it is no dictionary)
+            for name in opened.keys():  # noqa: SIM118 (not a dictionary)
                 part = opened.get_slice(name)
                 if len(part.get_shape()) == 2 and part.get_dtype().startswith(("F", "BF")):
                     yield name, part.get_shape()

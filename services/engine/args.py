@@ -1,4 +1,4 @@
-"""Translate our settings to vLLM's engine arguments, which are the same in the router and every worker."""
+"""Translate our settings into vLLM's engine arguments, which are the same in the router and every worker."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _OURS = {
     "collect_detailed_traces": "tracing.endpoint: the router writes the traces of all processes",
     **dict.fromkeys(("enable_lora", "max_lora_rank", "max_loras", "max_cpu_loras"), "engine.lora (--lora)"),
 }
-# Ways to split a model that a handoff cannot serve. If each rank keeps every other token, skipping known
-# blocks would skip the wrong ones, although all digests would match.
+# Ways of splitting a model that handoffs do not support. If each rank keeps only every n-th token, skipping
+# known blocks would skip the wrong ones, although all digests would match.
 _UNSERVED = ("decode_context_parallel_size", "prefill_context_parallel_size")
-# Engines find each other (services/gang), and more engines are more workers.
+# The engines of a gang find each other (services/gang); for more engines, run more workers.
 _MORE_WORKERS = ("data_parallel_", "elastic_ep_")
 _PLACES = ("node_rank", "master_addr", "master_port", "enable_elastic_ep")
 _VARIABLES = "VLLM_DP_"  # prefix of variables that turn an engine into one rank of several
@@ -61,11 +61,11 @@ _SHORT = {
 }
 
 
-_LIMITS = {"audio": 0, "video": 0}  # items of a prompt
+_LIMITS = {"audio": 0, "video": 0}  # maximum number of items in a prompt
 
 
 def engine_args(settings: EngineSettings) -> dict[str, Any]:
-    """Return AsyncEngineArgs' keyword arguments. Raises ConfigError, StartError without a device."""
+    """Return keyword arguments for AsyncEngineArgs. Raises ConfigError, or StartError without a device."""
     check_model(settings)
     _check_device()
     args: dict[str, Any] = {
@@ -78,7 +78,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "pipeline_parallel_size": settings.pipeline_parallel_size,
         "enable_prefix_caching": settings.enable_prefix_caching,
         "served_model_name": [served_model_name(settings)],
-        # without images the other parts are not even loaded
+        # without images, the model's other parts are not even loaded
         **({"limit_mm_per_prompt": _LIMITS} if settings.images else {"language_model_only": True}),
     }
     optional = {
@@ -95,7 +95,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 
 
 def check_model(settings: EngineSettings) -> None:
-    """Check quickly the folders, engine.extra and vLLM's variables. Raises ConfigError."""
+    """Quickly check the folders, engine.extra and vLLM's variables. Raises ConfigError."""
     refuse_variables()
     for name in sorted(os.environ):
         if name.startswith(_VARIABLES):
@@ -124,7 +124,7 @@ def place_of(name: str) -> str:
 
 
 def check_parser(key: str, name: str, known: Iterable[str]) -> None:
-    """Check that vLLM has the parser that `key` names. Raises ConfigError if not."""
+    """Check that vLLM knows the parser `name`, the value of the setting `key`. Raises ConfigError if not."""
     if name not in (known := sorted(known)):
         raise ConfigError(f"{key}: vLLM has no parser {name!r}{suggest(name, known)}")
 
@@ -151,12 +151,12 @@ def check_version() -> None:
 
 
 def served_model_name(settings: EngineSettings) -> str:
-    """Return the model's name for clients: as set, or the last part of its path."""
+    """Return the model's name for clients: the configured name, or the last part of its path."""
     return settings.served_model_name or Path(settings.model).name or settings.model
 
 
 def served_names(settings: EngineSettings) -> list[str]:
-    """Return all names that clients may ask for: the model's, then its adapters'."""
+    """Return all names that clients may ask for: the names of the model, then those of its adapters."""
     return [*model_names(settings), *(settings.lora.adapters if settings.lora else ())]
 
 
@@ -196,7 +196,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _reasoning(settings: EngineSettings) -> dict[str, Any]:
-    """Return the reasoning arguments. The parser's plug-in must be loaded before vLLM's configuration."""
+    """Return the reasoning arguments. Loads the parser's plug-in, which vLLM's configuration needs."""
     if plugin := settings.extra.get("reasoning_parser_plugin"):
         import_parsers("engine.extra.reasoning_parser_plugin", plugin)
     args: dict[str, Any] = {}

@@ -37,11 +37,11 @@ IMAGE_CONNECTOR, IMAGE_CONNECTOR_MODULE = "BatonECConnector", "baton.handoff.vll
 # prompts.
 CPU_BLOCK_SIZE = 32
 CPU_KV_CACHE_GIB = 1.0
-# Share of the NUMA node's memory. vLLM checks it, although kv_cache_memory_bytes decides. It is low so that
-# several workers fit.
+# Share of the NUMA node's memory. vLLM checks it, although kv_cache_memory_bytes sets the cache's size. It is
+# low so that several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
-_NOT_ON_CPU = ("enable_eplb", "enable_dbo")  # accepted by vLLM's CPU build, but a request then kills a rank
+_NOT_ON_CPU = ("enable_eplb", "enable_dbo")  # vLLM's CPU build accepts these, but then a request kills a rank
 
 
 def parse_cores(cpu: str) -> list[int]:
@@ -80,10 +80,10 @@ class EnginePlan:
     worker_id: str
     fingerprint: str  # fingerprint of the model's files
     needs_handoffs: bool
-    encodes: bool = False  # whether it is an encode worker's, which has only the tower
+    encodes: bool = False  # whether it is an encode worker's engine, which has only the vision tower
     adapters: tuple[AdapterFiles, ...] = ()
-    kv_host: str = ""  # host at which other workers reach the ranks; empty: where the ranks listen
-    gang: GangRank | None = None  # if the engine is in a gang
+    kv_host: str = ""  # host at which other workers reach the ranks; empty: the host where the ranks listen
+    gang: GangRank | None = None  # None: the engine is not in a gang
 
 
 def build_config(plan: EnginePlan) -> Any:
@@ -141,7 +141,7 @@ def build_config(plan: EnginePlan) -> Any:
 
 
 def _refuse_embeddings(config: Any) -> None:
-    """Reserve no room for embeddings that clients may send: vLLM expects them with a KV connector."""
+    """Reserve no room for embeddings from clients, which vLLM expects whenever there is a KV connector."""
     if (modalities := config.model_config.multimodal_config) is not None:
         modalities.enable_mm_embeds = modalities.allow_missing_mm_embeddings = False
 
@@ -189,7 +189,7 @@ def _add_encoding(args: dict[str, Any], plan: EnginePlan, model_config: Any) -> 
 
 
 def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
-    """Add vLLM's speculative_config and our settings, the same for every role, because roles change."""
+    """Add vLLM's speculative_config and our settings. All roles get the same ones, because roles change."""
     spec, method = plan.settings.engine.speculative_config, validation.check(plan.settings.engine)
     if spec is None or method is None:
         return
@@ -218,7 +218,7 @@ def _add_fair_share(args: dict[str, Any], plan: EnginePlan, *, on_cpu: bool) -> 
 
 
 def measures_share(plan: EnginePlan) -> bool:
-    """Return whether measured step times determine a prompt's share of a step: on a GPU, unless it is set."""
+    """Return whether a prompt's share of a step follows from measured times: on a GPU, unless it is set."""
     from vllm.platforms import current_platform
 
     given = "long_prefill_token_threshold" in plan.settings.engine.extra
@@ -230,7 +230,7 @@ def _drafter_fingerprint(engine: EngineSettings) -> str:
     if spec is None or method is None or not method.keeps_kv or not spec.model:
         return ""
     try:
-        # vLLM applies the revision only to the model, and takes a draft model's newest one.
+        # vLLM applies the revision only to the main model, and takes a draft model's newest revision.
         return model_fingerprint(spec.model, **{**from_hub(engine), "revision": None})
     except OSError as error:
         raise StartError(f"cannot read the draft model {spec.model!r}: {error}") from None
@@ -267,7 +267,7 @@ def _check_stages(config: Any, engine: EngineSettings) -> None:
 
 
 def image_connector(role: str = "ec_both", config: dict[str, Any] | None = None) -> Any:
-    """Return the configuration of handoff/vllm/ec_connector.py. config: the encode worker's."""
+    """Return the configuration of handoff/vllm/ec_connector.py. config: only an encode worker needs one."""
     from vllm.config import ECTransferConfig
 
     return ECTransferConfig(
@@ -289,10 +289,10 @@ def _set_up_cpu(args: dict[str, Any], settings: Settings) -> None:
     # Compiled, an 80 M model generated 3 to 13 % faster, but started in 42 s instead of 9 (one core,
     # bfloat16).
     args.setdefault("enforce_eager", True)
-    # The KV cache's size is given, so nothing depends on an encoder run at start, which takes seconds.
+    # The KV cache's size is given, so vLLM need not profile the encoder at start, which takes seconds.
     args.setdefault("skip_mm_profiling", True)
     # By default oneDNN keeps compiled code for the last 1,024 shapes, 170 KiB each, in addition to what
-    # vLLM keeps per layer. It grows for hours, by 170 MiB with the demo model, and speeds nothing up.
+    # vLLM keeps per layer. That cache grows for hours, by 170 MiB with the demo model, and speeds nothing up.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     engine = settings.engine
     if engine.ranks == 1:
@@ -302,7 +302,7 @@ def _set_up_cpu(args: dict[str, Any], settings: Settings) -> None:
 
 
 def _gpu_arguments(args: dict[str, Any], total: int) -> None:
-    """Check for room for the given KV cache, not for nine tenths of a GPU. total: bytes of its memory."""
+    """Make vLLM check for room for the given KV cache, not nine tenths of a GPU. total: bytes of memory."""
     if cache := args.get("kv_cache_memory_bytes"):
         args.setdefault("gpu_memory_utilization", min(1.0, int(cache) / total))
 
@@ -310,9 +310,8 @@ def _gpu_arguments(args: dict[str, Any], total: int) -> None:
 def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
     """Load an EngineCore in the calling thread, which must be the one that steps it.
 
-    This first pins the thread, and so the threads that compute, to `worker.cpu`. A thread of vLLM calls
-    `on_rank_lost` if the process of a rank dies. Raises ConfigError, or StartError with
-    vLLM's reason.
+    This first pins the thread, and with it the compute threads that it starts, to `worker.cpu`. A thread of
+    vLLM calls `on_rank_lost` if a rank's process dies. Raises ConfigError, or StartError with vLLM's reason.
     """
     settings = plan.settings
     if settings.worker.cpu and settings.engine.ranks == 1:
@@ -327,17 +326,17 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
         executor = Executor.get_class(config)
         group = data_parallel.meet(config, plan.gang) if plan.gang is not None else None
         engine = EngineCore(config, executor, log_stats=True, executor_fail_callback=on_rank_lost)
-        engine.dp_group = group  # as in vLLM's own engines of a gang
+        engine.dp_group = group  # as vLLM's own data-parallel engines do
         _load_adapters(engine, plan.adapters)
     _check_plugin()
     return engine
 
 
 def build_limb(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
-    """Load the ranks of an engine on a further machine; return their executor.
+    """Load an engine's ranks on a further machine; return their executor.
 
-    The engine has no state here: its ranks get every step from the machine of its first rank. Calls
-    `on_rank_lost` and raises as `build_engine` does.
+    The engine has no state here: these ranks get every step from the machine of the first rank. Calls
+    `on_rank_lost` like `build_engine`, and raises the same errors.
     """
     process.lead_engine_processes()
     with _explaining(plan.settings.engine):

@@ -1,9 +1,9 @@
 """Report which blocks an engine's prefix cache gains and loses, by the scheduler's names for blocks.
 
 In each step vLLM's scheduler passes its block pool's events to its publisher, an object of this module, which
-forwards them to the publisher of engine.extra, if any. A block that the engine holds twice is evicted when
-both copies are. Of several groups of layers only the first that attends to all tokens counts, so the report
-is then an upper bound of what a prompt can match.
+forwards them to the publisher set in engine.extra, if any. A block that the engine holds twice counts as
+evicted once both copies are gone. If the layers form several groups, only the first group that attends to all
+tokens is reported, so the report is then an upper bound on what a prompt can match.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def events_config(given: Any) -> Any:
 
 
 def install(engine: Any) -> CacheEvents | None:
-    """Report the cache of an engine that has just been built; None if its hashes start from a random root."""
+    """Report a new engine's prefix cache; None without one, or if its hashes start from a random root."""
     cache = engine.vllm_config.cache_config
     if not cache.enable_prefix_caching or engine.vllm_config.kv_events_config is None:
         return None

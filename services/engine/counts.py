@@ -12,28 +12,28 @@ from baton.services.decode.acceptance import DraftCounts
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of an engine's work. As in vLLM, lookups count when their request is admitted."""
+    """Counts of an engine's work. As in vLLM, lookups are counted when their request is admitted."""
 
     prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0
-    external_queries: int = 0  # prompt tokens not in the prefix cache that a handoff was asked for
+    external_queries: int = 0  # prompt tokens not in the prefix cache, for which a handoff was asked
     external_hits: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)  # verified drafts
     computed_tokens: int = 0  # prompt tokens neither cached nor handed over
     output_tokens: int = 0
     busy_s: float = 0.0  # time spent in steps
-    request_s: float = 0.0  # sum over steps of the step's time, times the requests that got tokens in it
+    request_s: float = 0.0  # sum over steps of the step's time times the number of requests that got tokens
 
     def take(self, groups: Iterable[Any], seconds: float) -> None:
-        """Add a step's outputs. seconds: its duration, or 0 if it made no tokens."""
+        """Add a step's outputs. seconds: its duration, or 0 if it computed nothing."""
         requests = 0
         for group in groups:
-            if group.scheduler_stats is not None:  # vLLM attaches them to one of the groups
+            if group.scheduler_stats is not None:  # vLLM attaches the stats to one of the groups
                 self._take_stats(group.scheduler_stats)
             for output in group.outputs:
                 requests += bool(output.new_token_ids)
                 self.output_tokens += len(output.new_token_ids)
-                if output.prefill_stats is not None:  # only a request's first output has them
+                if output.prefill_stats is not None:  # only a request's first output has these stats
                     self.computed_tokens += output.prefill_stats.num_computed_tokens
         self.busy_s += seconds
         self.request_s += seconds * requests

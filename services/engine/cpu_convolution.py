@@ -1,4 +1,4 @@
-"""Convolve a step's tokens with the requests' earlier ones, which are kept in buffers, on a CPU."""
+"""On a CPU, convolve a step's tokens with the requests' earlier tokens, which are kept in buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def convolved(  # noqa: PLR0917
     """Return the convolved inputs, and store in the buffers what the next step may need.
 
     inputs: [tokens, channels], with `counts` tokens per request. weight: [channels, kernel]. buffers: one
-    [channels, places] per request, of which the first `kernel - 2 + tokens` are from its last step. accepted:
+    [channels, places] per request, whose first `kernel - 2 + tokens` places are from its last step. accepted:
     how many tokens of that step were accepted, at least 1.
     """
     import torch

@@ -1,8 +1,8 @@
 """Apply each LoRA adapter to the tokens of its own requests on a CPU, with one product per adapter.
 
 vLLM's CPU code applies the last adapter to tokens without one (index -1), and gathers the matrices of every
-token, [tokens, out, in], before it multiplies. Its runner treats every batch as one of prefills, so its add_*
-methods end in those overridden here. Shapes: inputs [tokens, in], matrices [places, 1, out, in].
+token, [tokens, out, in], before it multiplies. Its runner treats every batch as prefills, so the add_*
+methods end up in the methods overridden here. Shapes: inputs [tokens, in], matrices [places, 1, out, in].
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class GroupedPunica(PunicaWrapperCPU):
         self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, add_inputs: bool
     ) -> None:
         del add_inputs  # always true
-        if len(x) == self._counts[0]:  # else it is a drafter's pass, which shares the model's embeddings
+        if len(x) == self._counts[0]:  # else this is a drafter's pass, which shares the model's embeddings
             _add(y, x, w_t_all, self._tokens)
 
     def _expand_slice_prefill(
@@ -77,7 +77,7 @@ class GroupedPunica(PunicaWrapperCPU):
 
 
 def _multiply(y: torch.Tensor, x: torch.Tensor, matrices: torch.Tensor, rows: Rows, scale: float) -> None:
-    """Set y [rows, out] to scale * x [rows, in] times its adapter's matrix, in rows that have an adapter."""
+    """Set the rows of y [rows, out] that have an adapter to scale * x [rows, in] times its matrix."""
     for place, own in rows:
         product = _product(x, matrices, place, own, y.dtype)
         target = slice(None) if own is None else own
@@ -85,7 +85,7 @@ def _multiply(y: torch.Tensor, x: torch.Tensor, matrices: torch.Tensor, rows: Ro
 
 
 def _add(y: torch.Tensor, x: torch.Tensor, matrices: torch.Tensor, rows: Rows) -> None:
-    """Add x [rows, in] times its adapter's matrix to y [rows, out], in rows that have an adapter."""
+    """Add x [rows, in] times the adapter's matrix to the rows of y [rows, out] that have an adapter."""
     for place, own in rows:
         product = _product(x, matrices, place, own, y.dtype)
         width = min(product.shape[1], y.shape[1])  # vLLM pads both, sometimes differently

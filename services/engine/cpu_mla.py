@@ -12,7 +12,7 @@ from typing import Any
 from baton.services.errors import ConfigError
 
 _ANY_CPU, _AMX = "CPU_MLA", "AMX_MLA"
-_BLOCK_SIZES = {_ANY_CPU: 16, _AMX: 32}  # tokens; AMX_MLA also takes multiples
+_BLOCK_SIZES = {_ANY_CPU: 16, _AMX: 32}  # tokens; AMX_MLA also takes multiples of 32
 
 
 def add_arguments(args: dict[str, Any], model_config: Any) -> None:
@@ -29,7 +29,7 @@ def add_arguments(args: dict[str, Any], model_config: Any) -> None:
     if not asked:
         args["attention_backend"] = backend
     if args.get("speculative_config") is not None:
-        args["speculative_config"]["attention_backend"] = backend  # vLLM would choose its own
+        args["speculative_config"]["attention_backend"] = backend  # else vLLM chooses one for the drafter
     args.setdefault("block_size", _BLOCK_SIZES[backend])
 
 

@@ -1,8 +1,8 @@
 """Make an engine one rank of a gang: vLLM's data parallelism, without its coordinator and front end.
 
-Each rank is the only engine of its process. The ranks' torch world spans all of them, so they meet while they
-load; a second group lets them agree on whether any has work (lockstep.py). An engine on several machines
-(vLLM's nnodes) is a gang, too: of the engine, and of the ranks on each further machine (limb.py).
+Each rank is the only engine of its process. One torch world spans all ranks, so they meet while they load; a
+second group lets them agree on whether any has work (lockstep.py). An engine on several machines (vLLM's
+nnodes) is a gang, too: its members are the engine and the ranks of each further machine (limb.py).
 
 Leans on: vllm.config.ParallelConfig.{data_parallel_rank_local, _coord_store_port, stateless_init_dp_group,
 has_unfinished_dp, nnodes, node_rank, master_addr, master_port}, vllm.distributed.utils.create_tcp_store,
@@ -30,15 +30,15 @@ class GangRank:
 
     rank: int
     host: str
-    store_port: int  # torch's TCPStore listens there
-    own_host: str  # IP address at which ranks on the other machines reach this one's
+    store_port: int  # port of torch's TCPStore
+    own_host: str  # IP address at which ranks on other machines reach this machine's ranks
 
 
 def open_store(host: str) -> Any:
-    """Return a TCPStore at which engines can meet, with its `port`. It is served until it is deleted."""
+    """Return a TCPStore, with its `port`, at which engines can meet. It serves until it is deleted."""
     from vllm.distributed.utils import create_tcp_store
 
-    with addresses.listen(host, 0) as listener:  # otherwise it listens on all addresses
+    with addresses.listen(host, 0) as listener:  # otherwise the store would listen on all addresses
         return create_tcp_store(
             host,
             listener.getsockname()[1],
@@ -91,13 +91,13 @@ def network_of(own_host: str) -> str:
 
 
 def _choose_network(settings: EngineSettings, mine: GangRank) -> None:
-    """Let ranks listen at this machine's address in the gang, unless variables say otherwise."""
+    """Have ranks listen at this machine's address in the gang, unless environment variables say otherwise."""
     interface = network_of(mine.own_host)
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, interface)
     if settings.spread > 1:
         os.environ.setdefault("VLLM_HOST_IP", mine.own_host)
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the gang's leader serves it
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the gang's leader serves the store
 
 
 def meet(config: Any, mine: GangRank) -> Any:

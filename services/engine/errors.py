@@ -31,7 +31,7 @@ class RequestRefused(ServiceError):
     """A request is refused. `code` tells the router what to do with it."""
 
     def __init__(self, code: Failed.Code, message: str, images: Sequence[str] = ()) -> None:
-        """`images`: the missing ones if the code is MEDIA; empty: any may be missing."""
+        """`images`: names of the missing images if the code is MEDIA; empty: any may be missing."""
         super().__init__(message)
         self.code = code
         self.images = images

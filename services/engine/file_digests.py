@@ -1,9 +1,9 @@
 """Compute SHA-256 of large files, and keep each digest so that a file is read only once.
 
-An entry, in a folder that only its user can write, is found by the file's device and inode, and valid while
-its size and times are the same (ctime cannot be set back). Files in a Hugging Face cache are not
-read: their links lead to blobs named by this digest. Of processes that start together, one hashes and the
-others wait.
+Entries are kept in a folder that only its user can write to. An entry is found by the file's device and
+inode, and is valid while the file's size and times are unchanged (ctime cannot be set back). Files in a
+Hugging Face cache are not read: they are links to blobs named by this digest. If several processes start
+together, one hashes and the others wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLDER = "baton/fingerprints"  # below the user's cache folder
 THREADS = 16  # maximum; hashing releases the GIL and reaches 0.6 to 2 GB/s per core
 KEEP_FROM = 1 << 20  # bytes; smaller files are hashed as quickly as looked up
 QUIET_S = 2.0  # a file changed this recently may change again without a trace in its times
-TELL_S = 10.0  # between progress lines
+TELL_S = 10.0  # seconds between progress lines
 SLOWEST = 20e6  # bytes/s; another process that hashes more slowly is not waited for
 _LOOK_S = 0.1
 _CHUNK = 8 << 20
@@ -47,7 +47,7 @@ def digests(paths: Sequence[Path]) -> list[str]:
         found[at] = _digest(paths[at], store, progress)
 
     with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
-        list(pool.map(work, largest))  # `list` raises their errors
+        list(pool.map(work, largest))  # `list` raises the threads' errors
     progress.end()
     return found
 
@@ -96,7 +96,7 @@ def _state(seen: os.stat_result) -> list[int]:
 
 
 class _Store:
-    """The known digests, one entry per file. Threads and processes may share it."""
+    """The known digests, one entry per file. Threads and processes may share the store."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -144,7 +144,7 @@ class _Store:
 
     @contextmanager
     def turn(self, seen: os.stat_result) -> Iterator[None]:
-        """Wait until no other process hashes this file, for at most as long as hashing may take."""
+        """Wait while another process is hashing this file, but no longer than hashing may take."""
         ends = time.monotonic() + 1 + seen.st_size / SLOWEST
         try:
             lock = os.open(f"{self._entry(seen)}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -175,7 +175,7 @@ def _not_ours(seen: os.stat_result, kind: Any) -> str:
 
 
 class _Progress:
-    """Logs progress if hashing takes long. Threads may share it."""
+    """Logs progress if hashing takes long. Thread-safe."""
 
     def __init__(self, total: int) -> None:
         self._total = total

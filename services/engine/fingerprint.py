@@ -1,4 +1,4 @@
-"""Identify a model by its files, so that all workers of a deployment can compare theirs."""
+"""Identify a model by its files, so that all workers of a deployment can compare their models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def model_fingerprint(
 
     For a name on Hugging Face's hub, it covers the commit, which determines every byte. The commit comes from
     the hub, like vLLM's, or from the cache if the hub does not answer or is switched off. For other hubs, and
-    if the commit is unknown, it covers name and revision, and a warning is logged. The options are vLLM's.
+    if the commit is unknown, the digest covers the name and the revision, and a warning is logged. The
+    keyword arguments are vLLM's options.
     """
     folder = expanded(model, "engine.model")
     if not folder.is_dir():

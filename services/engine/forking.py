@@ -1,8 +1,8 @@
 """Find out whether a process forked from this one could use the GPU.
 
-CUDA does not survive a fork, and torch refuses it in the child. It is initialized with the first tensor on a
-GPU or, if NVML cannot count the GPUs, when something counts them, as vLLM does on import. Before its first
-call of CUDA's runtime torch installs a handler that sets `_is_in_bad_fork` in forked children.
+CUDA does not survive a fork, and torch refuses it in the child. CUDA is initialized with the first tensor on
+a GPU or, if NVML cannot count the GPUs, when something counts them, as vLLM does on import. Before its first
+call to the CUDA runtime, torch installs a handler that sets `_is_in_bad_fork` in forked children.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import sys
 import time
 from typing import Any
 
-_LOOK_S = 5.0  # usually it takes milliseconds
+_LOOK_S = 5.0  # seconds for the child's answer, which usually takes milliseconds
 
 
 def cuda_begun() -> bool:
     """Return whether CUDA is initialized here, so that a forked process could not use it.
 
-    Counting GPUs leaves no trace in this process, so if torch is built for GPUs, a forked child finds out. A
-    child that hangs cannot use CUDA. This process must have one thread. Raises OSError if there is no room
-    for another process.
+    Counting GPUs leaves no trace in this process, so, if torch is built for GPUs, a forked child finds out. A
+    child that hangs counts as unable to use CUDA. This process must have only one thread. Raises OSError if
+    there is no room for another process.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.backends.cuda.is_built():

@@ -1,8 +1,8 @@
 """Run one EngineCore and the thread that steps it.
 
 The thread loads the engine, handles messages between steps, steps while there is work and otherwise blocks.
-It passes the results of a step to the asyncio loop in one call. Only this thread uses the engine, except
-that a load is begun from the loop's thread, so that it does not wait for a step. The public methods of
+It passes the results of a step to the asyncio loop in one call. Only this thread uses the engine, with one
+exception: the loop's thread begins loads, so that they need not wait for a step. The public methods of
 EngineHost may be called from the loop's thread.
 """
 
@@ -54,12 +54,12 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.0005
 _POLL_GROWTH = 1.05
 _POLL_MOST_S = 0.005
-_POLL_WOKEN_S = 1.0  # while it waits only for loads, whose end a message reports
+_POLL_WOKEN_S = 1.0  # while it waits only for loads, because a message reports their end
 _STOP_TIMEOUT_S = 10.0
-# In a gang, a step fails when another member ends. The gang's link reports that within this time, so no
-# request is suspected here. The traceback is written later, because that delays the event loop.
+# In a gang, a step fails when another member ends. The gang's link reports that end within this time, so that
+# no request is suspected here. The traceback is written only then, because writing it delays the event loop.
 _SIBLING_S = 1.0
-# After a ring the engine's thread sleeps, so that the loop gets Python's lock and sends it without delay.
+# After a ring the engine's thread sleeps, so that the event loop gets the GIL and sends the ring at once.
 _SEND_S = 0.0002
 
 
@@ -76,16 +76,16 @@ class EngineHost:
         self._listener: Listener | None = None
         self._engine: Any = None
         self._connector: Any = None
-        self._handoffs: SchedulerSide | None = None  # the connector's
+        self._handoffs: SchedulerSide | None = None  # the connector's scheduler side
         self._grammars: EngineGrammars | None = None
         self._woken = False  # whether the end of a load sends a message
-        self._steps_left = 1  # steps to try before it waits for a message
+        self._steps_left = 1  # steps to try before the thread waits for a message
         self._draft_length: draft_length.DraftLengthSeam | None = None
         self._first_drafts: first_drafts.FirstDrafts | None = None
         self._giving_way: giving_way.GivingWay | None = None
         self._failed_step: failed_step.FailedStep | None = None
         self._cache_events: cache_events.CacheEvents | None = None
-        self.shelf: Shelf | None = None  # an encode worker's
+        self.shelf: Shelf | None = None  # only in an encode worker
         self._lockstep: Lockstep | None = None  # None: not in a gang
         self._ring: Callable[[int], None] | None = None
         self._load = EngineLoad()
@@ -98,8 +98,8 @@ class EngineHost:
     ) -> EngineInfo:
         """Start the thread and load the engine. Raises StartError or ConfigError.
 
-        gang: its rank, if it is in a gang; `ring` then tells the other members, from the loop, of a wave
-        with work
+        gang: the engine's rank, if it is in a gang. ring: tells the gang's other members about a wave with
+        work; called in the event loop
         """
         self._plan, self._ring = replace(self._plan, gang=gang), ring
         self._loop = asyncio.get_running_loop()
@@ -125,14 +125,14 @@ class EngineHost:
         self._messages.put(lambda: self._resume(internal_id, epoch, manifest, give_tokens))
 
     def abort(self, internal_ids: list[str]) -> None:
-        """End requests without any output. Unknown ones are ignored."""
+        """End requests silently, without a last output. Unknown ids are ignored."""
         self._messages.put(lambda: self._abort(internal_ids))
 
     def rung(self, wave: int) -> None:
         self._messages.put(lambda: self._rung(wave))
 
     def stop(self) -> bool:
-        """Finish the step, or wave of a gang, and shut down. Return whether that took less than 10 s."""
+        """Finish the step or, in a gang, the wave, and shut down. Return whether that took less than 10 s."""
         if self._thread.ident is None:
             return True
         self._messages.put(None)
@@ -152,7 +152,7 @@ class EngineHost:
 
     @property
     def grammars(self) -> EngineGrammars:
-        """The grammar compilers. Raises EngineFailed before loading."""
+        """The grammar compilers. Raises EngineFailed before the engine is loaded."""
         if self._grammars is None:
             raise EngineFailed("the engine is not loaded")
         return self._grammars
@@ -163,7 +163,7 @@ class EngineHost:
 
     @property
     def compatibility_hash(self) -> str:
-        """Hex digest of everything that KV depends on; both ends must agree. Empty without handoffs."""
+        """Hex digest of everything that KV depends on, for both ends to compare. Empty without handoffs."""
         return self._handoffs.compatibility_hash if self._handoffs is not None else ""
 
     @property
@@ -184,7 +184,7 @@ class EngineHost:
         return EmbeddingPuller(plan.worker_id, form, plan.settings.handoff.transports, room)
 
     def staged(self, timeout_s: float) -> Staged | None:
-        """Return what waits to be pulled, or None if a rank does not answer in time. Blocks."""
+        """Return what is waiting to be pulled, or None if a rank does not answer in time. Blocks."""
         if self._handoffs is None:
             return self.shelf.staged() if self.shelf is not None else Staged()
         try:
@@ -219,7 +219,7 @@ class EngineHost:
             self._giving_way = giving_way.install(self._engine, measured_share=measures_share(self._plan))
             early_loads.install(self._engine)
             self._cache_events = cache_events.install(self._engine)
-            self._failed_step = failed_step.install(self._engine)  # last, so it wraps the other patches
+            self._failed_step = failed_step.install(self._engine)  # last, so that it wraps the other patches
             self._lockstep = lockstep_of(self._engine, self._ring_others)
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
@@ -238,7 +238,7 @@ class EngineHost:
             running = self._holding()
             self._tell(lambda listener: listener.on_failure(failure, running))
             return
-        # EngineCore.shutdown would also collect a gigabyte of garbage, for 1.4 s, in a process that exits.
+        # EngineCore.shutdown would also spend 1.4 s on collecting a gigabyte of garbage just before the exit.
         self._engine.model_executor.shutdown()
         self._engine.scheduler.shutdown()
         self.grammars.close()
@@ -246,7 +246,7 @@ class EngineHost:
     def _step_until_stopped(self) -> None:
         engine, scheduler = self._engine, self._engine.scheduler
         poll_s = _POLL_S
-        # With several steps in flight, later calls return a step's results and must not wait.
+        # With several steps in flight, a later call returns a step's results, and must not be delayed.
         burst = engine.batch_queue_size if engine.batch_queue is not None else 1
         self._steps_left = burst
         while True:
@@ -278,7 +278,7 @@ class EngineHost:
 
     @property
     def _waits(self) -> bool:
-        """Whether there is nothing to compute until a message arrives: every request waits for a load."""
+        """Whether nothing can be computed until a message arrives: every request is waiting for a load."""
         loads = self._handoffs.idle_loads(told=self._woken) if self._handoffs is not None else 0
         return bool(loads >= self._engine.scheduler.get_num_unfinished_requests())
 
@@ -293,7 +293,7 @@ class EngineHost:
             time.sleep(_SEND_S)
 
     def _take(self, block: bool, timeout: float | None, burst: int) -> bool:
-        """Run the pending messages; a message returns False if it needs no step. Return False to stop."""
+        """Run the pending messages; a message returns False if it needs no step. Return False at the end."""
         try:
             message = self._messages.get(block, timeout)
         except queue.Empty:
@@ -310,8 +310,8 @@ class EngineHost:
 
     def _add(self, request: Any) -> None:
         if request.request_id in self._engine.scheduler.requests:
-            # The same attempt was aborted while it loaded, and vLLM keeps its blocks until the load is
-            # reported.
+            # The same attempt was aborted while its KV was loading, and vLLM keeps its blocks until the end
+            # of the load is reported.
             held = RequestRefused(Failed.CODE_FULL, "an abandoned load still holds its blocks")
             self._tell(lambda listener: listener.on_refused(request.request_id, held))
             return
@@ -322,7 +322,7 @@ class EngineHost:
         try:
             self._engine.add_request(request)
         except Exception as error:
-            # Every worker would raise it, so the request must not take them all down.
+            # Every worker would raise the same error, so the request must not take them all down.
             logger.exception(
                 "the engine refuses request %s",
                 request.request_id,
@@ -389,7 +389,7 @@ class EngineHost:
         return step
 
     def _recover(self, error: Exception, step: EngineStep) -> None:
-        """Drop a failed step's requests. Raises `error` in a gang, where others wait, or if that fails."""
+        """Drop a failed step's requests. Raises in a gang, where others are waiting, or if recovery fails."""
         if self._failed_step is None or self._lockstep is not None:
             raise error
         step.failed = self._failed_step.recover(error)

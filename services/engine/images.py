@@ -1,7 +1,7 @@
 """Images in requests for the engine: whole, or only their metadata, but never with `data` None.
 
-A prepared image is large (6 MB per megapixel for Qwen2.5-VL). A worker that gets its prompt's KV needs only
-a few hundred bytes: its name, its place, and the fields for positions (M-RoPE), which vLLM marks
+A prepared image is large (6 MB per megapixel for Qwen2.5-VL). A worker that gets the prompt's KV needs only a
+few hundred bytes of an image: its name, its place, and the fields for positions (M-RoPE), which vLLM marks
 `keep_on_cpu`.
 
 Leans on: vllm.multimodal.inputs.{MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange}.
@@ -19,11 +19,11 @@ MODALITY = "image"
 MOST_BYTES = 256 << 20  # limit of one request's prepared images
 MOST_EMBEDDING_BYTES = 512 << 20  # limit of the embeddings that one request brings
 
-FindImage = Callable[[str], Any]  # returns the prepared image with a name, its Embeddings, or None
+FindImage = Callable[[str], Any]  # takes a name; returns the prepared image, its Embeddings, or None
 
 
 def metadata_of(feature: Any) -> Any:
-    """Return the feature with only the fields that an engine needs without computing the image."""
+    """Return the feature with only the fields that an engine needs if it does not compute the image."""
     from vllm.multimodal.inputs import MultiModalKwargsItem  # routers import this module before vLLM
 
     kept = {name: field for name, field in feature.data.items() if field.field.keep_on_cpu}
@@ -68,7 +68,7 @@ def whole(features: Sequence[Any], find: FindImage) -> tuple[list[Any], str]:
 
 
 def before(features: Sequence[Any], tokens: int) -> list[Any] | None:
-    """Return the features in a prompt's first tokens; None if an image is divided there."""
+    """Return the features in a prompt's first `tokens` tokens; None if these end inside an image."""
     kept = [one for one in features if one.mm_position.offset < tokens]
     last = kept[-1].mm_position if kept else None
     return None if last is not None and last.offset + last.length > tokens else kept

@@ -27,14 +27,14 @@ class EngineInfo:
     prompt_logprobs: bool = True  # whether the model computes logits of prompts
     images: bool = False  # whether it takes images
     encodes: bool = False  # whether it computes only images
-    image_tokens: int = 0  # tokens of the largest image; its encoder cache holds no larger one
+    image_tokens: int = 0  # tokens of the largest image that the engine's encoder cache can hold
 
     @property
     def steps(self) -> StepLimits:
         return StepLimits(self.vocabulary, self.runner_v2, self.drafts_always, self.prompt_logprobs)
 
 
-# The blocks that an engine without KV reports: more than a scheduler can book.
+# The number of blocks that an engine without KV reports: more than a scheduler can book.
 _NO_LIMIT = 1 << 20
 
 
@@ -74,7 +74,7 @@ def load_of(engine: Any, info: EngineInfo) -> EngineLoad:
 
 
 def _block_size(cache: Any) -> int:
-    """Return the block size of full attention or, without such a group, the smallest one; in tokens."""
+    """Return the block size, in tokens, of full attention or, without such a group, of the smallest group."""
     return int(cache.effective_attention_block_size or cache.block_size)
 
 

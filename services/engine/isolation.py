@@ -1,6 +1,6 @@
 """Refuse environment variables with which vLLM would let one client affect other clients' requests.
 
-docs/security.md has the table.
+docs/security.md lists them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Run the ranks of an engine on a further machine, and the thread that starts them.
+"""Run an engine's ranks on a further machine, and the thread that starts them.
 
-They load as the engine's other ranks do, and get each step from the machine of its first rank. They would
-wait forever for a dead engine, so this process ends when the gang's link reports its end.
+The ranks load like the engine's other ranks, and get each step from the machine of the first rank. They would
+wait forever for a dead engine, so this process ends when the gang's link reports the engine's end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LimbHost:
 
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
-        # The ranks end with the thread that forks them, so it does not end before the process.
+        # The ranks end with the thread that forks them, so this thread runs until the process ends.
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
         self._loaded: Future[None] = Future()
         self._loop = asyncio.get_running_loop()

@@ -1,13 +1,13 @@
 """Keep a gang's engines in step: they compute one mixture of experts, so a forward pass needs all of them.
 
-Every engine takes the same number of turns: steps, or dummy forward passes if it has nothing to compute. On
-the first turn and every `interval` turns after it they agree whether any has work; if none has, all stop,
-which ends the wave. An engine that gets work while the gang is stopped rings the others with the number of
-its wave.
+Every engine takes the same number of turns: steps, or dummy forward passes if it has nothing to compute. In a
+wave's first turn, and in every turn whose number is a multiple of `interval`, they agree on whether any
+engine has work; if none has, all stop, which ends the wave. An engine that gets work while the gang is
+stopped rings the others with the number of its wave.
 
-No ring is lost: an engine is in wave w only after the agreement that ended w - 1, to which all contributed,
-so the others are in wave w or later when they handle the ring. If they are in a later wave, wave w has run
-with all of them.
+No ring is lost: an engine enters wave w only after the agreement that ended wave w - 1, to which all engines
+contributed, so the others are in wave w or later when they handle the ring. If they are in a later wave, wave
+w has run with all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INTERVAL = 16  # turns
 
 
 class Lockstep:
-    """One engine's view of its gang: the wave, the turn, and whether the gang runs.
+    """One engine's view of its gang: the wave, the turn, and whether the gang is running.
 
     Invariant: between two agreements every engine of the gang has the same wave and turn.
 
@@ -36,7 +36,7 @@ class Lockstep:
     ) -> None:
         self._agree, self._ring, self._dummy = agree, ring, dummy
         self._interval = interval
-        self._turn = 0  # turns of this wave
+        self._turn = 0  # turns taken in this wave
         self.wave = 0
         self.running = False
         self.dummies = 0  # forward passes without requests since the start
@@ -53,7 +53,7 @@ class Lockstep:
             self._ring(self.wave)
 
     def finish_turn(self, *, executed: bool, busy: bool) -> None:
-        """Complete a turn. executed: it computed a step in this turn; busy: this engine has more work."""
+        """Complete a turn. executed: this engine computed a step in it; busy: it has more work."""
         if not executed:
             self._dummy()
             self.dummies += 1
@@ -65,6 +65,6 @@ class Lockstep:
                 self._turn = 0
 
     def finish_wave(self) -> None:
-        """Take part in the rest of a wave. An engine may end after that if no engine has work."""
+        """Take part in the wave until it ends, when no engine has work. This engine may then end."""
         while self.running:
             self.finish_turn(executed=False, busy=False)

@@ -72,7 +72,7 @@ def finish(output: Any, prepared: Prepared) -> bool:
     output.kv_transfer_params = None
     output.ec_transfer_params = None
     # Any output may be the router's last one: this worker may die, or the router's front end may find a stop
-    # string. Sending them costs 0.6 us per output, for both sides together.
+    # string. Sending the metrics costs 0.6 us per output, for both sides together.
     output.spec_decode_metrics = prepared.request.spec_decode_metrics
     return output.finish_reason is not None
 
@@ -87,7 +87,7 @@ def drafts_of(prepared: Prepared | None) -> tuple[int, int]:
 
 
 def failure(output: Any, prepared: Prepared, *, loads: bool) -> tuple[Failed.Code, str] | None:
-    """Return the failure that an output stands for, if any. loads: its KV is still on its way."""
+    """Return the failure that an output stands for, if any. loads: the request's KV is still on its way."""
     if _has_arrays(output) and size_of(output) > REPLY_BYTES:
         return Failed.CODE_INVALID, (
             f"the log-probabilities of one step take {size_of(output) >> 20} MiB, and a message "
@@ -123,7 +123,7 @@ def end_of_prefill(
     A prefill is cut after one token. If only the cut ended it, its last output is changed to that of a
     request that continues. If the token really ended the request (a stop, the client's max_tokens), the
     output gets the finish reason that an uncut run would have had, and the KV is not needed. tokens: the
-    output tokens that follow the KV. drafts: drafts that follow them.
+    output tokens that follow the KV. drafts: the drafts that follow those tokens.
     """
     if output.finish_reason != FinishReason.LENGTH or not (prepared.saves or prepared.cut):
         return None

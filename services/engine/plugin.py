@@ -1,6 +1,6 @@
 """The plug-in that vLLM loads in every process of an engine, tensor-parallel ranks included.
 
-vLLM finds it by the entry point `baton` of the group `vllm.general_plugins`.
+vLLM finds it through the entry point `baton` of the group `vllm.general_plugins`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from baton.services.engine import process
 from baton.services.engine.patches import table
 
 # At the first start of each worker, vLLM runs this module in a short-lived process that inspects a model
-# class. The patches would import half of the engine there, and it would take a third longer.
+# class. The patches would import half of the engine there, which would make it take a third longer.
 _INSPECTION = "vllm.model_executor.models.registry"
 
 

@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def lead_engine_processes() -> None:
-    """Make later processes end with this one: spawned ones when they load plug-ins, forked ones at once."""
+    """Tie the end of later processes to this one: spawned ones on loading plug-ins, forked ones at once."""
     os.environ[_ENGINE_PID] = str(os.getpid())
     os.register_at_fork(after_in_child=follow_engine_process)
 
@@ -30,7 +30,7 @@ def follow_engine_process() -> None:
 
 
 def die_with(process: int) -> None:
-    """End with the parent's thread that started this process; at once if `process` has already ended."""
+    """End when the parent's thread that started this process ends; at once if `process` has already ended."""
     if sys.platform == "linux":
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -39,7 +39,7 @@ def die_with(process: int) -> None:
 
 
 def _ended(pid: int) -> bool:
-    """Return whether a process has ended, or a zombie that its parent has not reaped."""
+    """Return whether a process has ended, even if its parent has not reaped it."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] in (b"Z", b"X")

@@ -27,7 +27,7 @@ _NAMES |= dict.fromkeys(
 _NAMES |= {name.replace("_", "-"): setting for name, setting in _NAMES.items()}
 _NAME = re.compile(rf"`?(?<![\w.])(?:--)?(?P<name>{'|'.join(map(re.escape, _NAMES))})(?![\w-])`?")
 
-# The most frequent refusals, from the user's side.
+# The most frequent refusals, reworded from the user's point of view.
 _SAYINGS = {
     re.compile(pattern): saying
     for pattern, saying in (

@@ -1,6 +1,6 @@
 """Compute how many of vLLM's blocks a request takes.
 
-Leans on: KVCacheSpec.max_memory_usage_bytes, with which vLLM decides whether a pool holds a request at all.
+Leans on: KVCacheSpec.max_memory_usage_bytes, by which vLLM decides whether a pool can hold a request at all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def most_blocks(scheduler: Any) -> Callable[..., int]:
-    """Return a function of tokens and requests: the most blocks that they take; windows limit them."""
+    """Return a function from numbers of tokens and requests to the most blocks that they can take."""
     specs = [group.kv_cache_spec for group in scheduler.kv_cache_config.kv_cache_groups]
     config = scheduler.vllm_config
     limits = [

@@ -1,4 +1,4 @@
-"""Build vLLM's Request from a router's Start, and interpret its end.
+"""Build vLLM's Request from a router's Start, and interpret the request's end.
 
 A client cannot control the engine's transfers: every key of `SamplingParams.extra_args` that means something
 to vLLM or to us is removed before ours are added.
@@ -64,14 +64,14 @@ class EngineLimits:
 
 @dataclass
 class Prepared:
-    request_id: str  # the router's; `request` has the engine's
+    request_id: str  # the router's id; `request` has the engine's id
     epoch: int
     request: Request
-    max_tokens: int  # the client's; the request's own may be smaller
+    max_tokens: int  # the client's limit; that of `request` may be smaller
     saves: bool  # whether another worker wants its KV after the prefill
     vocabulary: int  # see EngineLimits
-    cut: bool = False  # whether it is tried alone and ends after a few tokens
-    late: bool = False  # whether it has to be prepared again once its first token is known
+    cut: bool = False  # whether the request is tried alone and ends after a few tokens
+    late: bool = False  # whether the request must be prepared again once its first token is known
 
 
 def prepare(
@@ -80,10 +80,10 @@ def prepare(
     """Build the engine's request for one phase of one attempt. Raises RequestRefused(INVALID).
 
     The tokens generated so far become output, so that penalties, min_tokens and max_tokens count them. A
-    PREFILL is cut to one more token by the request's own max_tokens, and SamplingParams keep the client's. A
-    SAVE is a PREFILL of the prompt's beginning, whose token is dropped. Where the prompt is computed, its
-    images are put in; elsewhere they stay metadata. Raises RequestRefused(MEDIA) for a missing image,
-    except for a SAVE whose last block contains none.
+    PREFILL is cut to one more token by the max_tokens of its Request, while its SamplingParams keep the
+    client's value. A SAVE is a PREFILL of the prompt's beginning, whose token is dropped. Images are put in
+    only where the prompt is computed; elsewhere they stay metadata. Raises RequestRefused(MEDIA) for a
+    missing image, except for a SAVE whose last block contains none.
 
     complete: the source's message at the end of its prompt. Without it a DECODE with a source reserves room
     for its KV and waits for its first token, and a PREFILL computes its prompt from the beginning.
@@ -135,9 +135,9 @@ def prepare(
 
 
 def prepare_encode(start: Start, internal_id: str, client_index: int, limits: EngineLimits) -> Prepared:
-    """Build the request that computes one image, with only its metadata. Raises RequestRefused(INVALID)."""
+    """Build the request that computes one image, still with metadata only. Raises RequestRefused(INVALID)."""
     core = _decode(start)
-    # nothing is sampled: vLLM ends it after the prompt
+    # nothing is sampled: vLLM ends the request after the prompt
     core.sampling_params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
     core.lora_request = core.cache_salt = None
     _check(core, [], limits, more=False)
@@ -157,12 +157,12 @@ def image_of(prepared: Prepared) -> tuple[str, int]:
 
 
 def add_image(prepared: Prepared, find: FindImage | None) -> None:
-    """Put an ENCODE's image in. Raises RequestRefused(MEDIA)."""
+    """Put in the image of an ENCODE. Raises RequestRefused(MEDIA)."""
     prepared.request.mm_features = _with_images(prepared.request.mm_features, find, all_needed=True)
 
 
 def images_of(start: Start) -> dict[str, int]:
-    """Return the images' names, with the number of embeddings of each. Raises RequestRefused(INVALID)."""
+    """Return the number of embeddings of each image, by its name. Raises RequestRefused(INVALID)."""
     core = _decode(start)
     features = core.mm_features or ()
     if problem := images.problem(features, len(core.prompt_token_ids or ())):
@@ -189,7 +189,7 @@ def _request(
     request = Request.from_engine_core_request(core, limits.block_hasher)
     if generated:
         request.append_output_token_ids(list(generated))
-        # They went out with its first token, and vLLM fails on a hit beyond the prompt.
+        # The stats went out with the first token, and vLLM fails on a cache hit beyond the prompt.
         request.prefill_stats = None
     return request
 
@@ -241,7 +241,7 @@ def _drafts(complete: Complete, vocabulary: int) -> list[int]:
 
 
 def really_ended(prepared: Prepared, max_model_len: int) -> bool:
-    """Return whether a request would have ended without the cut, by vLLM's check, which sets the reason."""
+    """Return whether a request would have ended without the cut. vLLM's check also sets the finish reason."""
     request = prepared.request
     request.max_tokens = prepared.max_tokens
     return bool(check_stop(request, max_model_len))
@@ -270,7 +270,7 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
         problem = images.problem(core.mm_features, len(core.prompt_token_ids))
         if problem:
             raise _invalid(problem)
-        if limits.find_image is None:  # other workers may: not CODE_INVALID, which ends the request
+        if limits.find_image is None:  # others may serve it: CODE_INVALID would end the request
             raise RequestRefused(Failed.CODE_DRAINING, "this worker serves no images (engine.images)")
         largest = max(one.mm_position.get_num_embeds() for one in core.mm_features)
         if largest > limits.image_tokens:
@@ -298,11 +298,11 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
 
 
 def _adapter(wanted: LoRARequest | None, adapters: Sequence[AdapterFiles]) -> LoRARequest | None:
-    """Return the adapter with this engine's number for it, and its fingerprint as its path.
+    """Return the adapter with this engine's number for it, and with its fingerprint as the path.
 
     vLLM includes an adapter's name and path in the hashes of KV blocks, and paths may differ between
     machines. It does not read the path of a loaded adapter. Raises RequestRefused(INVALID) for an adapter
-    that is missing here or has other files than the router's.
+    that is missing here or differs from the router's.
     """
     if wanted is None:
         return None
@@ -315,7 +315,7 @@ def _adapter(wanted: LoRARequest | None, adapters: Sequence[AdapterFiles]) -> Lo
 
 
 def _is_late(request: Request, limits: EngineLimits) -> bool:
-    """Return whether a request can be built only with its first token: else vLLM would load no KV."""
+    """Return whether a request cannot be built before its first token is known: vLLM would load no KV."""
     return (
         request.structured_output_request is not None
         or request.skip_reading_prefix_cache
@@ -331,7 +331,7 @@ def _cut(core: EngineCoreRequest, tokens: int) -> None:
         core.mm_features = images.before(core.mm_features, tokens)
         if core.mm_features is None:
             raise _invalid(f"the first {tokens} tokens end within an image, which cannot be saved")
-    # With one token more than is generated the request never ends by itself, so its KV is always saved.
+    # max_tokens is one more than is generated, so the request never ends by itself: its KV is always saved.
     core.sampling_params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
 
 

@@ -1,4 +1,4 @@
-"""Describe a request for the log: which fields it sets and how long they are, never their content."""
+"""Describe a request for the log: the fields it sets, with numbers and lengths but never text or tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 LONGEST = 600  # characters
 _QUIET = frozenset(
     {"output_kind", "skip_clone", "stop_token_ids", "all_stop_token_ids"}
-)  # only front ends use them
+)  # fields that only front ends use
 
 
 def shape_of(request: Any) -> str:

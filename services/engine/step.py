@@ -17,7 +17,7 @@ class EngineLoad:
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
-    deferred: int = 0  # waiting requests that wait for something other than room, such as KV
+    deferred: int = 0  # waiting requests that need something other than room, such as KV
 
 
 @dataclass
@@ -32,12 +32,12 @@ class EngineStep:
     executed: bool = False
     times: step_times.StepPhases = field(default_factory=step_times.StepPhases)  # parts of `seconds`
     counts: Counts = field(default_factory=Counts)  # this step's counts
-    shared: dict[str, int] = field(default_factory=dict)  # shared blocks, by request with a first output
+    shared: dict[str, int] = field(default_factory=dict)  # shared blocks of each request with a first output
     draft_length: int | None = None  # maximum length of the next drafts, if chosen step by step
-    yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # this step's
+    yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # this step's counts
     blocks: Change | None = None  # what the prefix cache gained and lost
     failed: Sequence[str] = ()  # requests that ended because the step raised
-    problem: str = ""  # why it raised
+    problem: str = ""  # why the step raised
 
     @property
     def matters(self) -> bool:
@@ -60,10 +60,10 @@ class Listener(Protocol):
         """Handle a step that had results or changed the load."""
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
-        """Handle a request that the engine refuses and has no state of."""
+        """Handle a request that the engine refuses and keeps no state of."""
 
     def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
         """Handle the engine's failure; called once, as the last call.
 
-        running: the requests that may have caused it, or None for all
+        running: the requests that may have caused it, or None if any may have
         """

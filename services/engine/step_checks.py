@@ -1,8 +1,8 @@
 """Find sampling parameters that would break an engine's step.
 
-vLLM's front end checks most fields (SamplingParams.verify). Others are checked only inside a step, where a
-ValueError or IndexError ends the engine with all its requests, or nowhere. The router checks here before it
-places a request, and each worker checks again. docs/limits.md lists every check.
+vLLM's front end checks most fields (SamplingParams.verify). Others are checked nowhere, or only inside a
+step, where a ValueError or IndexError ends the engine with all its requests. The router runs these checks
+before it places a request, and each worker runs them again. docs/limits.md lists every check.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 # Sizes of model runner V2's buffers, per request.
 V2_ALLOWED_TOKENS = 1024
 V2_BIASED_TOKENS = 1024
-V2_STOP_TOKENS = 128  # with min_tokens, including the end of sequence
+V2_STOP_TOKENS = 128  # with min_tokens, including the end-of-sequence token
 NAMED_TOKENS = 128
 V2_MOST_TOKENS = 1 << 30  # limit of max_tokens, which V2 adds to the prompt's length in 32 bits
 
-# Each new token is compared with all of them in turn, which takes 40 us for this many.
+# Each new token is compared with all stop tokens in turn, which takes 40 us for this many.
 STOP_TOKENS = 4096
 # After each new token vLLM compares the end of the answer with the text before it, in Python. That takes at
 # most 6 ms with these limits, and 2.5 s with patterns of 5,000 tokens, while all streams wait.
 PATTERN_TOKENS = 128
-PATTERNS_TOKENS = 1024  # all repetitions together
+PATTERNS_TOKENS = 1024  # in all repetitions together
 
 
 @dataclass(frozen=True)

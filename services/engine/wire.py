@@ -1,9 +1,9 @@
 """Encode vLLM's own request and output structs as bytes in our gRPC messages, and decode them.
 
-The structs are positional msgpack, so both ends must run the same vLLM. Arrays are sent inline; only those of
-images are frames, joined in pieces, without a copy:
+The structs are positional msgpack, so both ends must run the same vLLM. Arrays are sent inline, except
+the large arrays of images, which become frames that are sent in pieces, without a copy:
 
-    number of frames, u64; the length of each, u64; the frames, each from a multiple of 16 bytes on
+    number of frames, u64; the length of each, u64; the frames, each at a multiple of 16 bytes
 
 All functions may be called from any thread.
 """
@@ -62,7 +62,7 @@ def decode_outputs(data: bytes) -> EngineCoreOutputs:
 
 
 def encode_item(item: MultiModalKwargsItem) -> Iterator[bytes | memoryview]:
-    """Encode a prepared image as pieces to be joined, of at most 4 MiB. They share its tensors' memory."""
+    """Encode a prepared image as pieces of at most 4 MiB to be joined. They share its tensors' memory."""
     frames = [memoryview(one).cast("B") for one in _codecs.images.encode(item)]
     frames.insert(0, memoryview(struct.pack(f"<{1 + len(frames)}Q", len(frames), *map(len, frames))))
     for frame in frames:
@@ -105,7 +105,7 @@ def _decode(
     frames: Callable[[bytearray], Any] = lambda whole: whole,
 ) -> Any:
     try:
-        writable = data if isinstance(data, bytearray) else bytearray(data)  # torch needs it
+        writable = data if isinstance(data, bytearray) else bytearray(data)  # torch needs a writable buffer
         return decoder.decode(frames(writable))
     except (struct.error, msgspec.MsgspecError, *_UNREADABLE) as error:
         raise ValueError(f"{len(data)} bytes hold no {name} that this vLLM can read: {error}") from None

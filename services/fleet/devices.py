@@ -59,10 +59,10 @@ def room(workers: int, gpus_each: int, kept: int = 0, named: Sequence[str] | Non
 
 
 def check_memory(shares: Sequence[Devices], engines: Sequence[EngineSettings]) -> None:
-    """Raise ConfigError for a worker that shares a GPU without a fixed size of its KV cache.
+    """Raise ConfigError for a worker that shares a GPU without a fixed KV-cache size.
 
-    `engines`: the settings of the share's worker. Without a size vLLM takes the memory that is free while
-    other workers are still loading their models, and two workers would take the same memory.
+    `engines`: the settings of each share's worker. Without a fixed size, vLLM takes the memory that is free
+    while other workers are still loading their models, so two workers would take the same memory.
     """
     workers = Counter(gpu for one in shares for gpu in one.gpus)
     for share, engine in zip(shares, engines, strict=True):

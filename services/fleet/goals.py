@@ -6,7 +6,7 @@ from baton.autoscale.goals import Bounds, Goals
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
 
-DECIDE_S = 2.0  # longest pause between two decisions; shorter if a wait in the settings is shorter than two
+DECIDE_S = 2.0  # longest interval between decisions; at most half of the shortest wait in the settings
 
 
 def goals_of(settings: Settings) -> Goals:

@@ -9,7 +9,7 @@ no gRPC. It talks to its owner over stdin and stdout: pipes need neither, and cl
     stdout  a line of JSON for each event: {"event": "said", "name": ..., "text": ...}, and after each change
             {"event": "parts", "states": {name: running | restarting | leaving | given up}}
 
-The end of stdin means that the owner is dead: all parts are killed, because others will replace them.
+The end of stdin means that the owner is dead: all parts are killed, because other parts will replace them.
 SIGTERM, SIGINT and SIGHUP drain them.
 """
 
@@ -40,11 +40,11 @@ _CHUNK = 1 << 16  # bytes
 
 @dataclass(frozen=True)
 class PartOrder:
-    name: str  # unique on the machine; a worker's also in the deployment, as drains are remembered by name
+    name: str  # unique on the machine; a worker's name in the whole deployment, as drains apply to names
     role: str  # a worker's role, or router, or scheduler
     settings: Mapping[str, Any]  # the whole tree, secrets included
     environment: Mapping[str, str] = field(default_factory=dict)  # such as CUDA_VISIBLE_DEVICES
-    cores: int = 0  # number to pin it to, if vLLM runs on the CPU; 0: do not pin
+    cores: int = 0  # number of cores to pin it to, if vLLM runs on the CPU; 0: do not pin
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -120,7 +120,7 @@ class _Node:
 
     def _reconcile(self) -> None:
         members = {part.name: part for part in self._parts.members}
-        for name in self._running.keys() - members.keys():  # it has left
+        for name in self._running.keys() - members.keys():  # the part has left
             del self._running[name]
             self._cores.take_back(self._lent.pop(name, ""))
         for name, part in members.items():

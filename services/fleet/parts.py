@@ -26,11 +26,11 @@ from baton.services.fleet.watch import Seen
 from baton.services.printing import catch_up
 
 STOP_TIMEOUT_S = 15.0
-WATCHER_STOP_S = 1.0  # it has nothing to finish
+WATCHER_STOP_S = 1.0  # the watcher has nothing to finish
 LAST_WORDS = 200  # characters quoted of a log's last line
 FIRST_STARTS = 5  # tries to start a part that was never ready: a user is waiting for it
 MOST_PAUSE_S = 30.0  # longest pause between tries to start a part
-GANG_END_S = 15.0  # time for the workers of a gang to end with one of them; they need less than a second
+GANG_END_S = 15.0  # time for a gang's other workers to end after one has; they need less than a second
 OWN_LOGS = ("supervisor", "node")  # logs of this process itself, if a program started it
 
 NEW_PROGRAMS = (
@@ -97,8 +97,8 @@ class Parts:
     log_dir: Path | None  # None: parts inherit this process's output
     say: Say
     patience: Patience = field(default_factory=Patience)
-    # Whether these are all parts of the deployment. If so, a part that cannot start ends it, and so does a
-    # shortage of parts. If not, each part is given up by itself, and the owner watches its readiness.
+    # Whether these are all parts of the deployment. If so, a part that cannot start ends the deployment, and
+    # so does a lack of parts. If not, each part is given up on its own, and the owner watches its readiness.
     whole: bool = True
     members: list[Part] = field(default_factory=list)
     rotation: Rotation = field(default_factory=Rotation)
@@ -139,7 +139,7 @@ class Parts:
         """
         self._bound_logs()
         now = time.monotonic()
-        # A worker whose engine failed comes last: the death of another one in its gang may be the cause.
+        # A worker whose engine failed comes last: the death of another member of its gang may be the cause.
         for part in sorted(self.members, key=lambda one: bool(one.child and one.child.engine_failed)):
             if part.leaves_by is not None:
                 self._let_go(part, part.leaves_by <= now)
@@ -208,8 +208,8 @@ class Parts:
 
         Workers get `worker_s` extra seconds, if routers elsewhere use them.
 
-        Calls `told` once the routers have SIGTERM, and `ended` for each part that ended without being killed,
-        as soon as it has exited.
+        Calls `told` once SIGTERM has been sent to the routers, and `ended` for each part that ended without
+        being killed, as soon as it has exited.
         """
         for kind in Kind:
             group = [part.child for part in self.members if part.kind is kind and part.child]
@@ -266,7 +266,7 @@ class Parts:
 
     def _died(self, part: Part, child: Child, now: float) -> None:
         why = self.memory.words()
-        # A member whose engine never served ended because of another one, maybe on another machine.
+        # A member whose engine never served ended because of another member, maybe on another machine.
         sibling_lost = bool(part.gang) and child.engine_failed
         if not part.proven and not part.ordered and not sibling_lost:
             raise StartError(f"{part.name} could not start: {child.last_words(why)}")

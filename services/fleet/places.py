@@ -1,7 +1,7 @@
 """The places of a model's fleet: each has a share of the machine and at most one worker, as ordered.
 
 A gang takes one place, with a share for each of its workers (`PLACE.r0`, `PLACE.r1`, ...). Each order lists
-every worker that should run, so a lost order is made good by the next.
+every worker that should run, so the next order makes up for a lost one.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Places:
         places: Sequence[tuple[str, Settings]],
         shares: Iterator[Devices],
     ) -> None:
-        """Make a place for each of `places`, the first workers' first, with a share for each worker."""
+        """Make `places`, beginning with those of the first workers, with a share for each worker."""
         self._end_s = fleet.settings.worker.drain_timeout_s + STOP_TIMEOUT_S
         self._fence = 0
         roles, prefix = [role for role, _ in places], fleet.prefix

@@ -1,6 +1,6 @@
 """Run a supervisor's child processes: forked, logged to a file, stopped within a deadline, never left behind.
 
-If CUDA is initialised in the supervisor, a forked process could not use it, so each is a new program instead.
+If CUDA is initialised in the supervisor, a forked process could not use it, so each child is a new program.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class Child:
 def spawn(name: str, target: Callable[[], None], log_dir: Path | None) -> Child:
     """Fork a child that runs `target`; it inherits all modules imported here.
 
-    If CUDA is initialised here, it is a new program that gets `target` pickled. Without a log folder it
-    inherits this process's output. If its log cannot be opened it runs without one, because serving matters
-    more. Raises OSError if the machine cannot start another process.
+    If CUDA is initialised here, the child is a new program that gets `target` pickled. Without a log folder
+    it inherits this process's output. If its log cannot be opened it runs without one, because serving
+    matters more. Raises OSError if the machine cannot start another process.
     """
     log, log_from, output, problem = log_dir and log_dir / f"{name}.log", 0, -1, ""
     if log is not None:
@@ -120,7 +120,8 @@ def stop_all(
 ) -> list[Child]:
     """Send SIGTERM to all, SIGKILL to those still alive after `timeout_s`; return the latter.
 
-    Calls `told` once all have SIGTERM, and `ended` for each that ends in time, as soon as it has exited.
+    Calls `told` once SIGTERM has been sent to all, and `ended` for each that ends in time, as soon as it has
+    exited.
     """
     left: dict[int, Child] = {}  # keyed by sentinel
     for child in children:

@@ -1,6 +1,6 @@
 """Run a router as several processes on one port (router.processes): fork them, restart those that die.
 
-This process imports vLLM once, listens, and holds the port open for all. It serves nothing itself and stays
+This process imports vLLM once, listens, and holds the port open for them. It serves nothing itself and stays
 free of threads and gRPC, because it may fork at any time.
 """
 

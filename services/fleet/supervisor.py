@@ -182,7 +182,7 @@ def _check_model(one: Started) -> None:
 
 
 def _check_machines(one: Started) -> None:
-    """Refuse what keeps gangs from forming across machines. Raises ConfigError."""
+    """Refuse settings with which gangs cannot form across machines. Raises ConfigError."""
     settings = one.model.settings
     if settings.autoscale.mode == "on":
         raise ConfigError(
@@ -206,10 +206,10 @@ def supervise(
         begun   log_dir    the checks have passed, and processes are being started
         step    since_start_s, name, text    of a part: a step of its start, a death, a restart
         ready              every part is ready; once
-        ending  drain_s    all is being stopped; running streams have this long
+        ending  drain_s    everything is being stopped; running streams have this long
         ended              no process is left
 
-    `fleet`: its workers; None for those of the configuration. `owner`: a pidfd; the death of its process ends
+    `fleet`: the workers; None for those of the configuration. `owner`: a pidfd; the death of its process ends
     the deployment like a signal. `log_dir`: created if missing; "" for a new temporary folder. Raises
     ConfigError and StartError; no process is left then, either.
     """

@@ -1,7 +1,7 @@
 """Watch a deployment: a small process polls the scheduler and the router and reports which parts are ready.
 
-If the scheduler chooses the numbers of workers, it also fetches its orders. It is a separate process because
-gRPC runs threads, and the supervisor must be able to fork at any time.
+If the scheduler chooses the numbers of workers, the watcher also fetches its orders. It is a separate process
+because gRPC runs threads, and the supervisor must be able to fork at any time.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ def scheduler_names(number: int, prefix: str = "") -> list[str]:
 def watch(models: Sequence[Watched], router: str, events: Connection) -> None:
     """Send all ready parts to `events` at each poll, until this process is stopped.
 
-    They are sent again because a part may have been replaced between two polls. The router (a URL) is ready
-    when it can serve all models, and stays ready while it can serve one. Orders are sent for a model that is
-    served and has places.
+    Each poll sends all of them, because a part may have been replaced since the last one. The router (a URL)
+    is ready when it can serve all models, and stays ready while it can serve one. Orders are sent for a model
+    that is served and has places.
     """
     asyncio.run(_watch(models, router, events))
 
 
 async def _watch(models: Sequence[Watched], router: str, events: Connection) -> None:
-    fleet_id = f"{socket.gethostname()}-{os.getppid()}"  # the supervisor's: a watcher may be restarted
+    fleet_id = f"{socket.gethostname()}-{os.getppid()}"  # the supervisor's pid: a watcher may be restarted
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(SchedulerClient(one.scheduler)) for one in models]
         began = False  # all models have been served

@@ -1,9 +1,9 @@
 """Join the workers of a gang: they meet before their engines load, wake each other, and end together.
 
 The worker of rank 0 leads: it serves `Gang.Join`, and every other worker keeps one call to it. The link is up
-before any engine loads, because an engine that waits for a missing one waits for many minutes. A member that
-leaves before all have met is awaited again. After that the end of one link is the end of the gang, unless all
-members were drained. A silence that is too long also ends it; once all serve, a shorter one suffices.
+before any engine loads, because an engine would wait for a missing one for many minutes. A member that leaves
+before all have met is awaited again. Later, the gang ends when one link ends, unless all members are drained.
+Too long a silence also ends the gang; once all members serve, a shorter silence suffices.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class Seat:
-    """A worker's place in a gang. `facts` must be equal in all its members."""
+    """A worker's place in a gang. `facts` must be equal in all members of the gang."""
 
     gang: str
     rank: int
@@ -100,17 +100,17 @@ class _Outbox:
 class GangLink:
     """One worker's end of the link.
 
-    lost: resolves once, with the reason, when the gang is over although not all were drained
-    draining, drained: set when one member drains, and when all are drained
+    lost: resolves once, with the reason, if the gang ends before all members are drained
+    draining, drained: set when a member is draining, and when all are drained
     """
 
     def __init__(self, seat: Seat, silence: Silence, rung: Callable[[int], None]) -> None:
-        """Prepare the link. rung: called in the loop with the wave of each ring of another member."""
+        """Prepare the link. rung: called in the loop with the wave of each ring from another member."""
         self.seat = seat
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.draining, self.drained = asyncio.Event(), asyncio.Event()
         self._silence = silence
-        self._serves = False  # all members serve
+        self._serves = False  # whether all members serve
         self._rung = rung
 
     @property
@@ -119,7 +119,7 @@ class GangLink:
         return ""
 
     async def meet(self, timeout_s: float) -> gang_pb2.World:
-        """Wait until all members have joined. Raises StartError if they do not in time, or cannot."""
+        """Wait until all members have joined. Raises StartError if they do not join in time, or cannot."""
         raise NotImplementedError
 
     def ring(self, wave: int) -> None:
@@ -208,7 +208,7 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
         self._world.add_done_callback(lambda _: outbox.wake())
         try:
             self._complete()
-            # Until all are there, empty messages show that this end is alive.
+            # Until all members have joined, empty messages show that this end is alive.
             while not self._world.done() and not reading.done():
                 await context.write(gang_pb2.FromLeader())
                 await outbox.next(self._sign_s)
@@ -267,7 +267,7 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
         stages, serving = self._stages.values(), gang_pb2.STAGE_SERVING
         everybody = len(stages) == self.seat.size
         if not everybody and all(one == serving for one in stages):
-            return  # the others load
+            return  # the others are still loading
         gangs = gang_pb2.STAGE_DRAINING if any(one != serving for one in stages) else serving
         if everybody and all(one == gang_pb2.STAGE_DRAINED for one in stages):
             gangs = gang_pb2.STAGE_DRAINED
@@ -282,7 +282,7 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
 
 
 class Member(GangLink):
-    """The link at another rank: a call of the leader."""
+    """The link at another rank: a call to the leader."""
 
     def __init__(
         self, seat: Seat, silence: Silence, rung: Callable[[int], None], find: Callable[[], Awaitable[str]]
@@ -371,7 +371,7 @@ class Member(GangLink):
 
     async def _write(self, call: Any) -> None:
         """Send each message at once, and an empty one if there was none for a while."""
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # `_live` tells why
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # `_live` reports why
             while True:
                 message = await self._outbox.next(self._sign_s)
                 await call.write(gang_pb2.FromMember(**message))  # type: ignore[arg-type]

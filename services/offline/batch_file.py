@@ -74,13 +74,13 @@ class Output:
     path: Path
     descriptor: int
     done: set[str] = field(default_factory=set)  # custom_ids with a result from an earlier run
-    failed: int = 0  # how many of them failed
+    failed: int = 0  # how many of these requests failed
 
     @classmethod
     def resume(cls, path: Path, known: Container[str]) -> Self:
         """Open the file, cut off an unfinished last line, and collect the results in it.
 
-        Raises InputError if it has anything but results of the ids `known`, or another writer.
+        Raises InputError if the file has anything but results for the ids in `known`, or another writer.
         """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

@@ -1,7 +1,7 @@
 """An HTTP client of a router, with bounded concurrency and retries.
 
 Requests are retried while the router is full (503 with Retry-After) or restarting (no response). When no
-request has had a response for `PATIENCE_S`, all fail with Unavailable.
+request has had a response for `PATIENCE_S`, all requests fail with Unavailable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A private deployment, which ends when the process that owns it does, even if that is killed."""
+"""A private deployment, which ends when the process that owns it does, even if that process is killed."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class OwnDeployment:
     """A scheduler, workers and a router on free loopback ports, with a random API key.
 
     The processes are those of `baton up`. Port, scheduler address, store and key are chosen here, whatever
-    the configuration says, so that a deployment with the same file can run at the same time. `tell` is called
-    with a line for each step of the start, and later, from a thread, for each part that dies or is restarted.
+    the configuration says, so another deployment with the same file can run at the same time. `tell` is
+    called with a line for each step of the start, and later, from a thread, for each part that dies or is
+    restarted.
 
     Raises ConfigError or StartError if the deployment cannot start; no process is left then.
     """

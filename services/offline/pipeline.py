@@ -31,7 +31,7 @@ from baton.services.offline.prompts import (
 )
 from baton.services.printing import complain
 
-_WAITING_PIECES = 4096  # received but not yet consumed; then the streams wait
+_WAITING_PIECES = 4096  # received but not yet consumed; at this limit the streams wait
 _CLOSE_S = 10.0
 # (section, key) of settings that a pipeline chooses itself, because its deployment is private.
 _OURS = (
@@ -62,7 +62,7 @@ def pipeline(
     log_dir: str | Path = "",
     **settings: Any,
 ) -> Pipeline:
-    """Start a private deployment and return a Pipeline on it. Blocks until it is ready.
+    """Start a private deployment and return a Pipeline on it. Blocks until the deployment is ready.
 
     `model`: folder or name; by default the configuration's.
     `prefill`, `decode`, `mixed`: number of workers of each role, as for `baton up`; by default one mixed

@@ -44,7 +44,7 @@ def main() -> None:
     """Run the deployment ordered on stdin until SIGTERM or the owner's death."""
     order = Order(**json.load(sys.stdin))
     owner = os.pidfd_open(order.owner)
-    if os.getppid() != order.owner:  # it died before the line above, and its pid may have been reused
+    if os.getppid() != order.owner:  # the owner died before the line above, and its pid may have been reused
         leave(1)
     # Keep libraries' output out of the events.
     events = os.fdopen(os.dup(1), "w")
@@ -59,7 +59,7 @@ def main() -> None:
     except BatonError as error:
         tell({"event": "failed", "kind": type(error).__name__, "text": str(error)})
         leave(1)
-    except Exception as error:  # noqa: BLE001 (the owner is sent it)
+    except Exception as error:  # noqa: BLE001 (it is sent to the owner)
         complain("".join(traceback.format_exception(error)).rstrip())
         tell({"event": "failed", "kind": "StartError", "text": f"{type(error).__name__}: {error}"})
         leave(1)

@@ -15,7 +15,7 @@ FORMING = "forming"
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A gang, with the worker of each rank that was heard last."""
+    """A gang, with the last worker heard from for each rank."""
 
     name: str
     size: int
@@ -37,7 +37,7 @@ class Gang:
 
     @property
     def lacks(self) -> str:
-        """Say which of its ranks are not ready, and why; empty if all are."""
+        """Return which ranks are not ready, and why; empty if all are."""
         found = []
         for rank in range(self.size):
             member = self.members.get(rank)
@@ -141,7 +141,7 @@ class _Rates:
 
 
 class Workers:
-    """The workers of the last snapshot, and those that left shortly before."""
+    """The workers of the last snapshot, and those that left shortly before it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -151,7 +151,7 @@ class Workers:
         self.sums = Sums()
 
     def update(self, workers: Iterable[pb.WorkerStatus], *, fresh: bool = True) -> None:
-        """Update from a snapshot. One that is not `fresh`, because no scheduler answers, gives no rates."""
+        """Update from a snapshot. A stale one, while no scheduler answers, gives no rates."""
         now = self._clock()
         before = [row for row in self.rows if row.state != GONE]
         workers = list(workers)

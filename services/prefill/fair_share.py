@@ -1,18 +1,19 @@
 """Compute a request's position in the engine's queue, and one prompt's part of a step with several.
 
-Also for the simulator; bench/fair_share.py measures each rule. Shares of classes are in decode/step_share.py.
+The simulator uses this module, too; bench/fair_share.py measures each rule. decode/step_share.py has the
+shares of classes.
 
-- On a CPU a step is short (`CPU_STEP_TOKENS`), because a request that arrives waits for its end.
+- On a CPU a step is short (`CPU_STEP_TOKENS`), because an arriving request waits for its end.
 - Several prompts get at least 1 / `SHARE` of a step each; a single prompt gets the whole step.
 - Waiting prompts are ordered by the time at which their prefill would have finished, had it begun on arrival
-  and taken `MS_PER_TOKEN` (fair queueing; Demers, Keshav and Shenker, 1989). Short ones overtake a long one
-  only if they arrive within `MOST_MS`, so none starves. A class's `patience_s` counts as a later arrival.
+  and taken `MS_PER_TOKEN` (fair queueing; Demers, Keshav and Shenker, 1989). Short prompts overtake a long
+  one only if they arrive within `MOST_MS`, so none starves. A class's `patience_s` counts as a later arrival.
 """
 
 from __future__ import annotations
 
-CPU_STEP_TOKENS = 256  # 90 ms on one core with 80 M parameters; half as many cost 12 % of the tokens/s
-SHARE = 4  # a part of the step is 1 / SHARE
+CPU_STEP_TOKENS = 256  # 90 ms on one core with 80 M parameters; half as many would cost 12 % of the tokens/s
+SHARE = 4  # a prompt's part of a step is 1 / SHARE
 MS_PER_TOKEN = 1.0
 MOST_MS = 2_000.0
 # Handed-over requests go before prompts that arrived up to this much earlier, because their clients already
@@ -22,12 +23,12 @@ HANDED_OVER_MS = 5_000.0
 
 
 def step_tokens(max_num_seqs: int, drafted: int) -> int:
-    """Return the tokens of a step on a CPU, at least enough for the tokens and drafts of a full batch."""
+    """Return the maximum tokens of a step on a CPU: enough for the tokens and drafts of a full batch."""
     return max(CPU_STEP_TOKENS, max_num_seqs * (1 + drafted))
 
 
 def share_of(step: int) -> int:
-    """Return the tokens that a prompt gets of a step of `step` tokens if there are others."""
+    """Return the tokens that a prompt gets of a step of `step` tokens if there are other prompts."""
     return max(1, step // SHARE)
 
 

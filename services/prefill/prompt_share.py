@@ -2,19 +2,19 @@
 
 A quarter of a step (fair_share.py) is right if a step's time is proportional to its tokens. With a fixed
 cost, small shares make many steps that are hardly shorter. So a share has at least the number of tokens whose
-time equals that cost, by a line fitted to measured steps. Long steps, which may have waited for a compiler,
-have little weight.
+time equals that cost, according to a line fitted to measured steps. Long steps, which may have waited for a
+compiler, have little weight.
 """
 
 from __future__ import annotations
 
 STEPS_KEPT = 0.98  # weight kept per step
 LEAST_STEPS = 8.0  # steps before the share changes
-LEAST_SPREAD = 0.2  # least standard deviation / mean of the steps' tokens for a fit
+LEAST_SPREAD = 0.2  # minimum of standard deviation / mean of the steps' tokens for a fit
 
 
 class PromptShare:
-    """The share of a prompt if there are others. Call it on the engine's thread."""
+    """The share of a prompt if there are other prompts. Call it on the engine's thread."""
 
     def __init__(self, share: int, most: int) -> None:
         """Begin with `share` tokens, the minimum; `most` is the maximum, a whole step."""

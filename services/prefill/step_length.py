@@ -1,8 +1,9 @@
 """Limit the steps that compute prompts of lower classes while the first class has none.
 
-A first-class prompt that arrives waits for the end of the step. So while there are such prompts, steps of
-other classes take at most `PART` of the first class's goal (`ttft_s`), by the times of the last steps. Longer
-steps compute more tokens per second, so `LATELY_S` after the last request with such a goal there is no limit.
+A first-class prompt that arrives waits for the end of the step. So while such prompts keep arriving, steps of
+other classes take at most `PART` of the first class's goal (`ttft_s`), judging by the times of the last
+steps. Longer steps compute more tokens per second, so the limit is lifted `LATELY_S` after the last request
+with such a goal.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ PART = 0.2  # share of the goal
 LATELY_S = 10.0
 LEAST_TOKENS = 32  # a KV block on a CPU; smaller steps are mostly fixed cost
 SHORTER, LONGER = 0.5, 1.25  # limits on the change after one step
-FULL = 0.9  # share of the allowed tokens; shorter steps do not raise the limit
+FULL = 0.9  # share of the allowed tokens; steps with fewer tokens do not raise the limit
 
 
 class StepLength:
-    """The limit on prompt tokens of such a step. Call it on the engine's thread."""
+    """The limit on prompt tokens of a step without first-class prompts. Call it on the engine's thread."""
 
     def __init__(self, most: int) -> None:
         """Begin with `most` tokens, the engine's limit."""

@@ -45,7 +45,7 @@ def connect(address: str) -> bool:
     """
     # No usage reports, unless the user has turned them on.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address == LOCAL:  # or engines would run at a low priority
+    if address == LOCAL:  # otherwise engines would run at a low priority
         os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         import ray

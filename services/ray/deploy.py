@@ -29,7 +29,7 @@ def deploy(
             deployment.scale(prefill=2)
 
     `config`: cluster.yaml, or its content. `address`: "local" for a new cluster on this machine, "auto" for
-    the one that runs here, or host:port; ignored if this process is already connected. `log_dir`: a folder
+    the one running here, or host:port; ignored if this process is already connected. `log_dir`: a folder
     for each node's logs, a temporary one by default. `tell` is called with a part's name and an event, from
     several threads. `stop` ends the wait for readiness when it is set.
 

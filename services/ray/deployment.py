@@ -56,7 +56,7 @@ class Deployment:
         """Start on the connected cluster and return at once; see `wait_ready`.
 
         `loopback`: no other machine can reach the parts. Raises StartError if a deployment of this topic
-        already runs there.
+        is already running there.
         """
         self.settings = settings
         self._loopback = loopback
@@ -68,7 +68,7 @@ class Deployment:
                 "ends it; or set scheduler.topic"
             )
         self._home = cluster.here()
-        # It runs on this node, so that the death of another one cannot affect it.
+        # It runs on this node, so the death of another node cannot affect it.
         self._desk = cluster.actor(Desk, node=self._home, name=NAME, namespace=self._name)
         self._numbers = {role: settings.deploying(role).initial for role in WORKER_ROLES}
         self._chosen = OrderedWorkers(settings) if settings.autoscale.mode == "on" else None

@@ -33,7 +33,7 @@ class Node:
 
     @property
     def idle(self) -> bool:
-        """Whether no part runs or should run on this node, by the keeper's last report."""
+        """Whether no part runs or should run on this node, according to the keeper's last report."""
         return self.parts == [] and self.report.order == self.order and not self.report.states
 
 
@@ -60,7 +60,7 @@ class Nodes:
 
     @property
     def states(self) -> dict[str, str]:
-        """The states of all parts, by the keepers' last reports."""
+        """The states of all parts, according to the keepers' last reports."""
         return {name: state for node in self for name, state in node.report.states.items()}
 
     @property

@@ -4,7 +4,7 @@ Serve starts replicas, checks their health, scales them, and drains those that i
 `baton node` that runs one part, or one gang of workers:
 
     Scheduler         one replica
-    Prefill, Decode   one worker or gang per replica; Serve sends it no requests, and is told how many it has
+    Prefill, Decode   one worker or gang per replica; Serve sends it no requests, but is told how many it has
     Router            the ingress: one router per replica, and a proxy that forwards Serve's requests to it
 
 The scheduler's replica is also the parts' CA: the others ask it for the scheduler's address and for tokens,

@@ -25,7 +25,7 @@ class Slot:
     bundle: dict[str, float]  # on each of its nodes
     labels: dict[str, str]  # required labels of its nodes
     members: list[str]  # names of its processes, by rank
-    workers: list[str]  # those that the scheduler knows; the others have further ranks of an engine
+    workers: list[str]  # the members that the scheduler knows; the others run further ranks of an engine
     count: int = 1  # number of its nodes, among which the members are divided evenly
     nodes: tuple[str, ...] = ()  # their ids, () until Ray has placed it
     devices: list[Any] | None = None  # references to each node's variables, if the bundle has GPUs
@@ -98,7 +98,7 @@ class Slots:
     def match(self, wanted: Mapping[str, str]) -> None:
         """Keep exactly these workers (roles by name), and drain all others.
 
-        A worker that is wanted again while it drains is started again once it has left.
+        A worker that is wanted again while it is draining is started again once it has left.
         """
         for slot in self._all:
             if slot.name not in wanted and not slot.leaving:
@@ -122,7 +122,7 @@ class Slots:
     def follow(self, roles: Mapping[str, str]) -> list[tuple[Slot, str]]:
         """Adopt the workers' current roles; return the changed workers with their former roles.
 
-        A worker that an operator made mixed still counts for its former role, and is restarted in it.
+        A worker that an operator made mixed still counts towards its former role, and is restarted in it.
         """
         changed = []
         for slot in self._all:

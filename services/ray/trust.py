@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Trust:
-    """A deployment's CA, which serves while the context is open; with security.insecure, nothing."""
+    """A deployment's CA, which serves while the context is open. Does nothing with security.insecure."""
 
     def __init__(self, settings: Settings, host: str) -> None:
         """Become an operator, and with TLS open or create the CA of `settings`. Raises SecurityError.

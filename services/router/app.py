@@ -1,6 +1,6 @@
 """Run a router's process: `run_router` assembles its parts and serves.
 
-services/fleet/routers.py runs a router of several processes (router.processes).
+services/fleet/routers.py runs a router with several processes (router.processes).
 """
 
 from __future__ import annotations
@@ -47,22 +47,23 @@ class Opened:
 
 
 def run_router(settings: Settings, models: Sequence[Model] | None = None) -> None:
-    """Serve OpenAI's API for `models` (those of the settings if None) until SIGTERM or SIGINT.
+    """Serve OpenAI's API for `models` (if None, those in the settings) until SIGTERM or SIGINT.
 
-    Raises ConfigError, StartError or SecurityError with one line: the port is taken, a model is missing, vLLM
-    has another version. A router also starts without a scheduler: requests get 503 until one answers.
+    Raises ConfigError, StartError or SecurityError with a one-line message, for example if the port is
+    taken, a model is missing or vLLM has another version. A router also starts without a scheduler: requests
+    get 503 until a scheduler answers.
     """
     models = models or models_of(settings)
     with opened(settings, models, 1) as router:
         identities.take_on(settings, Role.ROUTER)
-        leave_on_signals(0)  # until the server handles them: the imports take seconds
+        leave_on_signals(0)  # until the server handles signals: the imports take seconds
         preload()
         serve(settings, models, router, 0)
 
 
 @contextlib.contextmanager
 def opened(settings: Settings, models: Sequence[Model], processes: int) -> Iterator[Opened]:
-    """Check the settings, and listen inside the block with a socket per process.
+    """Check the settings; inside the block, listen with one socket per process.
 
     Raises ConfigError and StartError as `run_router` does.
     """
@@ -120,7 +121,7 @@ def _listen(settings: Settings, processes: int) -> list[socket.socket]:
         sockets = [listen(host, port, BACKLOG)]
         if processes > 1:
             port = sockets[0].getsockname()[1]
-            sockets.pop().close()  # fails if the port is taken; with SO_REUSEPORT it would not
+            sockets.pop().close()  # its `listen` fails if the port is taken; with SO_REUSEPORT it would not
             sockets = [listen(host, port, BACKLOG, shared=True) for _ in range(processes)]
     except OSError as error:
         raise StartError(

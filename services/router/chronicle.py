@@ -25,7 +25,7 @@ log = logging.getLogger("baton.requests")  # its level is router.log_level
 LAST = 200  # records that the live page shows
 SLOWEST = 50
 WINDOW_S = 900.0
-_PART_S = 60.0  # the slowest are kept per minute and expire with it
+_PART_S = 60.0  # the slowest records are kept per minute, and expire with their minute
 
 
 class Chronicle:
@@ -42,7 +42,7 @@ class Chronicle:
         return trace_context.begin(headers, self._traces.ratio if self._traces is not None else 0.0)
 
     def first_byte(self, states: Iterable[RequestState]) -> None:
-        """Count the delivery of a stream's first token; with several sequences, of the earliest one."""
+        """Count the delivery of a stream's first token; with several sequences, of the earliest token."""
         first = min((one for one in states if one.first_token), key=lambda one: one.first_token, default=None)
         if first is not None:
             self._metrics.delivered(first)
@@ -73,7 +73,7 @@ class Recent:
     def __init__(
         self, last: int = LAST, slowest: int = SLOWEST, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Keep the `last` records, and the `slowest` of each of the last 15 minutes."""
+        """Keep the `last` most recent records, and the `slowest` of each minute for 15 minutes."""
         self._clock = clock
         self._last: deque[Record] = deque(maxlen=last)
         self._most = slowest
@@ -82,7 +82,7 @@ class Recent:
         self._numbers = count()
 
     def add(self, record: Record) -> None:
-        """Add a record; a few comparisons unless it is among the slowest."""
+        """Add a record. This costs a few comparisons unless the record is among the slowest."""
         self._last.append(record)
         now = self._clock()
         self._forget(now)
@@ -139,7 +139,7 @@ def log_request(state: RequestState, record: Record) -> None:
 
 
 def log_without_sequence(status: int, path: str, tenant: str = "", error: str = "") -> None:
-    """Log a request that began no sequence: refused for its key or limits, or malformed."""
+    """Log a request that never started a sequence: refused for its key or limits, or malformed."""
     # Quoted: a line break in a path must not start another log line.
     fields = {"status": status, "tenant": tenant or None, "path": quote(path), "error": error or None}
     log.info("request", extra=fields)

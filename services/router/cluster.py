@@ -16,7 +16,7 @@ from baton.scheduler.members import Member, members
 
 FRESH_S = 0.5  # /health reuses a snapshot for this long, to spare the scheduler
 POLL_S = 1.0  # between two snapshots
-POLL_AWAY_S = 0.25  # the same while no scheduler answers, to notice soon when one is back
+POLL_AWAY_S = 0.25  # between two snapshots while no scheduler answers, to notice soon when one is back
 HURRY_S, HURRY_POLL_S = 1.0, 0.1  # how long and how often to refresh after a placement on an unlisted worker
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class ClusterView:
         self._lost = lost
         # Twice the lease, to bridge a short outage of the scheduler.
         self._heard_s = 2 * worker_lease_s
-        # The error of the last call to a scheduler; empty if it was answered.
+        # The error of the last call to a scheduler; empty if the call was answered.
         self.problem = "no call to the scheduler was made yet"
         self._answered = False  # a scheduler answered, and has not been lost since
         self._refreshed_at = 0.0  # time.monotonic
@@ -60,7 +60,7 @@ class ClusterView:
         self._load = load
 
     def chosen(self, worker_id: str) -> None:
-        """Note that a scheduler chose a worker. If the snapshot lacks it, refresh soon.
+        """Note that a scheduler chose a worker. If the snapshot lacks the worker, refresh soon.
 
         If the scheduler dies, the router has only its snapshot to place from.
         """
@@ -85,7 +85,7 @@ class ClusterView:
                     await self._news.wait()
 
     async def health(self) -> str:
-        """Return why no request could be placed now, or "". One ready worker of any role suffices.
+        """Return why no request can be placed now, or "" if one can. One ready worker of any role suffices.
 
         While no scheduler answers, the last snapshot counts, as for placements.
         """

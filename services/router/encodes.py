@@ -1,9 +1,9 @@
 """Have encode workers compute the images of an attempt's prompt.
 
-Each image is a placement of its own. It starts together with the prompt, whose worker pulls the embeddings
-(`Start.encoded`). Without room, it stays with the prompt. If an encode fails, the attempt is repeated on
-the prompt's workers, which compute the image themselves. If the encode worker only lacked the image, the
-router sends it there instead, once.
+Each image has a placement of its own. Its encode starts together with the prompt, whose worker pulls the
+embeddings (`Start.encoded`). If no encode worker has room, the prompt's worker computes the image. If an
+encode fails, the attempt is repeated, and the prompt's worker computes the image itself. If the encode worker
+only lacked the image, the next attempt sends it the image instead, once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from baton.services.router.timings import process_of
 from baton.services.router.worker_stream import StreamListener, WorkerStream
 
 # Values in `RequestState.encodes_failed`.
-_LACKED = 1  # the encode worker did not have the image: send it
+_LACKED = 1  # the encode worker did not have the image: send the image
 _FAILED = 2  # compute the image with the prompt
 
 
@@ -38,7 +38,7 @@ class Encodes:
         self._placements = relay.parts.placements
         self._prompt_worker = relay.placement.prefill or relay.placement.decode
         self._encodes: list[_Encode] = []
-        self._on_failed: Callable[[Failure], None] | None = None  # None: it is closed, or not started
+        self._on_failed: Callable[[Failure], None] | None = None  # None if closed or not started
 
     async def place(self) -> None:
         """Place the images that the prompt's worker would have to compute and that are large enough."""
@@ -71,23 +71,23 @@ class Encodes:
         return tuple(image for image in self._state.images if image not in elsewhere)
 
     def start(self, on_failed: Callable[[Failure], None]) -> None:
-        """Start all encodes. `on_failed` is called for the first that fails before `came` or `close`."""
+        """Start all encodes. `on_failed` is called for the first one that fails before `came` or `close`."""
         self._on_failed = on_failed
         for one in self._encodes:
             one.start()
 
     def came(self) -> None:
-        """End all encodes, even running ones: the prompt is computed, or its worker had it cached."""
+        """End all encodes, even running ones: the prompt has been computed, or its worker had it cached."""
         for one in self._encodes:
             if one.saved:
                 self._placements.pairs.passed((one.worker_id, self._prompt_worker.worker_id))
         self.close()
 
     def did_not_come(self, names: Collection[str]) -> bool:
-        """Handle missing images at the prompt's worker. Return whether any was to come from these encodes.
+        """Handle images missing at the prompt's worker. Return whether any were to come from these encodes.
 
         Other images from the same encode workers are not encoded there again, either. names: the missing
-        images; empty: unknown
+        images, empty if unknown
         """
         lost = {one.worker_id for one in self._encodes if one.image.identifier in names or not names}
         for one in self._encodes:
@@ -101,7 +101,7 @@ class Encodes:
         return bool(lost)
 
     def close(self) -> None:
-        """Abort what still runs, release what is kept, and end the bookings. Idempotent."""
+        """Abort running encodes, release kept embeddings, and end the bookings. Idempotent."""
         self._on_failed = None
         for one in self._encodes:
             one.close()
@@ -155,7 +155,7 @@ class _Encode(StreamListener):
             self._relay.parts.pool.reach(self._placement.decode, self._reached)
 
     def close(self) -> None:
-        """Abort the encode if it runs; release its embeddings, which its worker keeps while it has room."""
+        """Abort a running encode; release its embeddings, which the worker keeps while it has room."""
         if not self._over:
             self._end("abort")
         if self._stream is not None:
@@ -204,7 +204,7 @@ class _Encode(StreamListener):
     # -- StreamListener
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
-        """Stop listening: if the worker is lost from now on, the prompt's worker notices it."""
+        """Stop listening: if the encode worker is lost from now on, the prompt's worker notices."""
         if self._over:
             return
         if saved.problem:

@@ -92,7 +92,7 @@ class UnreadableBody(RequestFailed):
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 
     def __init__(self, message: str, accepted: bytes) -> None:
-        """Refuse; `accepted` names the response header that lists what is accepted."""
+        """Refuse the body; `accepted` is the response header that lists what the router accepts."""
         super().__init__(message)
         self.accepted = accepted
 

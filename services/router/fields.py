@@ -1,6 +1,6 @@
 """Read the fields of a request that the router itself needs, and choose the request's class.
 
-A client asks with the header `X-Baton-Class`, the body's `service_tier` (OpenAI's field) or its `priority`
+A client chooses with the header `X-Baton-Class`, the body's `service_tier` (OpenAI's) or its `priority`
 (vLLM's; 0 chooses none), in this order of precedence. Its key must allow the class.
 """
 
@@ -37,7 +37,7 @@ _decoder = msgspec.json.Decoder(Own)
 
 
 def own_fields(body: bytes) -> Own:
-    """Return the router's fields in a body; the defaults if it is malformed, as vLLM will refuse it."""
+    """Return the router's fields in a body; the defaults if the body is malformed: vLLM will refuse it."""
     if not body:
         return NOTHING
     try:

@@ -1,7 +1,7 @@
 """Share sockets and a little memory between the processes of one router (router.processes).
 
-Each process inherits the sockets of all. So when one ends, another accepts the connections that still wait at
-its socket (http/server.py).
+Each process inherits the sockets of all processes. So when one ends, another accepts the connections that are
+still waiting at its socket (http/server.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BACKLOG = 2048  # connections that may wait at each socket
-_ENDING = 0  # index of the flag; the following words are each process's metrics port
+_ENDING = 0  # index of the flag; each following word is a process's metrics port
 
 
 class Group:
@@ -47,7 +47,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Seat:
-    """One process's place in its group. A restarted process takes the same one."""
+    """One process's place in its group. A restarted process takes the same seat."""
 
     group: Group
     number: int

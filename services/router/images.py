@@ -1,6 +1,6 @@
 """Prepared images as a router holds and sends them, and the limit on their memory.
 
-This limit is separate from that of the journal of text, so images never make text wait. A tenant, or a client
+This limit is separate from the journal's limit on text, so images never make text wait. A tenant, or a client
 if there are no tenants, may hold half of the budget.
 """
 
@@ -18,7 +18,7 @@ from baton.services.engine.images import MOST_BYTES
 from baton.services.router.errors import NotAdmitted, Why
 
 PART_BYTES = 4 << 20
-SENT_BYTES = MOST_BYTES  # images that a stream remembers to have sent: half of what a worker keeps
+SENT_BYTES = MOST_BYTES  # size of the images that a stream remembers having sent: half of what a worker keeps
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class Images:
         self._requests: Counter[Image] = Counter()
 
     def more(self, images: Iterable[Image]) -> int:
-        """Return the bytes of those images that are not counted yet."""
+        """Return the size in bytes of the images that are not counted yet."""
         return sum(image.size for image in set(images) if image not in self._requests)
 
     def enter(self, images: Iterable[Image]) -> None:
@@ -115,7 +115,7 @@ class ImageBudget:
         """limit: bytes."""
         self.limit = limit
         self._all = Images()
-        self._held: dict[str, tuple[Images, int]] = {}  # keyed by holder; with its requests
+        self._held: dict[str, tuple[Images, int]] = {}  # keyed by holder, with the number of its requests
 
     @property
     def size(self) -> int:

@@ -39,7 +39,7 @@ class Leg(StreamListener):
     ) -> None:
         """Build the leg's Start.
 
-        source: the worker whose KV it loads; encodes: of the prompt, if it is computed here; more: further
+        source: the worker whose KV it loads; encodes: the prompt's, if this leg computes it; more: further
         fields of the Start
         """
         state = self._state = relay.state
@@ -52,8 +52,8 @@ class Leg(StreamListener):
         self._deferred: list[Callable[[], None]] | None = None  # calls held back until the prefill succeeds
         self._holds = False  # each output is held back until the next one
         self._stream: WorkerStream | None = None
-        self._fresh = True  # no output has come yet
-        self._prefills = True  # it computes the prompt
+        self._fresh = True  # no output has arrived yet
+        self._prefills = True  # this leg computes the prompt
         self._encodes = encodes
         self.request_id = state.request_id
         self.epoch = state.epoch
@@ -106,7 +106,7 @@ class Leg(StreamListener):
             self._stream.forget(self)
 
     def watch(self, on_lost: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Call `on_lost` if this leg's worker is lost inside the block, while another worker pulls its KV."""
+        """Call `on_lost` if this leg's worker is lost inside the block, while its KV is being pulled."""
         if self._stream is None:
             raise RuntimeError(f"the {type(self).__name__} of {self.request_id} never reached its worker")
         return self._stream.watch_pull(self.request_id, on_lost)
@@ -142,7 +142,7 @@ class Leg(StreamListener):
             self._sink.adapt(output, clock_offset_s)
         if output.spec_decode_metrics is not None:
             state.timings.drafts = output.spec_decode_metrics  # cumulative; any output may be the last
-            output.spec_decode_metrics = None  # vLLM's front end would show them to the client
+            output.spec_decode_metrics = None  # vLLM's front end would show the metrics to the client
         tokens = output.new_token_ids
         if tokens:
             now = state.timings.last_token = time.monotonic()
@@ -177,7 +177,7 @@ class Leg(StreamListener):
         self._end(self._failure(Trouble.LOST, f"its stream ended: {message}"))
 
     def on_source_lost(self, message: str) -> None:
-        """Fail if the KV is still being pulled from the lost worker: its own deadline is much later."""
+        """Fail if the KV is still being pulled from the lost worker: the pull's deadline is much later."""
         if not self._pulls or self.over.done():
             return
         if self._stream is not None:
@@ -245,7 +245,7 @@ class Leg(StreamListener):
         self._end(None)
 
     def _failure(self, trouble: Trouble, message: str, *, engine_goes_on: bool = False) -> Failure:
-        # If KV cannot be loaded, blame the worker it came from.
+        # If KV cannot be loaded, blame the worker that it was to come from.
         blamed = self._kv_source if trouble in NOT_LOADED else self._worker.worker_id
         return Failure(trouble, blamed, f"worker {self._worker.worker_id}: {message}", engine_goes_on)
 

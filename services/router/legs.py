@@ -1,11 +1,11 @@
 """Run the legs of a placement: the phases of one attempt, each on one worker.
 
     PrefillLeg   prompt and first token, on the prefill worker
-    DecodeLeg    the remaining tokens, on the decode worker; without a prefill worker the prompt too
+    DecodeLeg    the remaining tokens, on the decode worker; also the prompt if there is no prefill worker
 
-Both workers of a pair get their Start at once, with a key by which the decode worker fetches the KV from the
+Both workers of a pair get their Start at once, with a key that lets the decode worker fetch the KV from the
 prefill worker. The decode leg holds its worker's outputs back until the prefill leg has succeeded: the
-client gets tokens in order, and none of an attempt whose prefill failed.
+client gets tokens in order, and none from an attempt whose prefill failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from baton.services.router.recovery import SOURCE_ENDS_S, Failure, Trouble, fail
 from baton.services.router.relay_parts import Owner
 from baton.tasks import LOOKS
 
-# Limit from the first token to the report that the KV is saved. Both come from one step.
+# Time limit from the first token to the report that the KV is saved. Both come from one step.
 SAVED_TIMEOUT_S = 10.0
 
 
@@ -45,7 +45,7 @@ async def run_placement(relay: Owner) -> Failure | None:
 async def _run_pair(relay: Owner, encodes: Encodes) -> Failure | None:
     state = relay.state
     prefill = PrefillLeg(relay, encodes)
-    if state.tokens_to_generate <= 1:  # the prefill worker generates it
+    if state.tokens_to_generate <= 1:  # the prefill worker generates the only token
         failure = await prefill.run()
         prefill.settle_prefix()
         return None if state.over else failure
@@ -74,7 +74,7 @@ async def _run_pair(relay: Owner, encodes: Encodes) -> Failure | None:
 async def _prefilled(prefill: PrefillLeg, decode: DecodeLeg) -> Failure | None:
     await asyncio.wait((prefill.over, decode.over), return_when=asyncio.FIRST_COMPLETED)
     if not prefill.over.done() and may_be_the_source(decode.failure):
-        for _ in range(LOOKS):  # not one wait: after a stall of the loop it would end unread
+        for _ in range(LOOKS):  # after a stall of the loop, one long wait would end before messages are read
             await asyncio.wait((prefill.over,), timeout=SOURCE_ENDS_S / LOOKS)
     prefilled = prefill.over.done() and prefill.failure is None
     return failure_of_pair(prefill.failure, decode.failure, begun=prefilled or decode.has_answered)
@@ -99,7 +99,7 @@ class PrefillLeg(Leg):
         self._prefix = prefix_of(state, placement, relay.parts)
         pulled = self._prefix.source if self._prefix is not None else None
         super().__init__(relay, worker, pulled, encodes, key=key, prompt_tokens=placement.prompt_tokens)
-        # If the decode worker has no slot yet, the stream would stall after its first token.
+        # Hold the first token if the decode worker has no slot yet: the stream would stall after it.
         self._holds = placement.waits
         self._saved_timer: asyncio.TimerHandle | None = None
 
@@ -157,7 +157,7 @@ class PrefillLeg(Leg):
         return failure
 
     def settle_prefix(self) -> None:
-        """Record how the prefix pull ended. In `_end` it is too early: the same reply may report the load."""
+        """Record how the prefix pull ended. `_end` would be too early: the same reply may report the load."""
         if self._prefix is not None and self.over.done():
             self._prefix.over(self.failure)
 
@@ -197,11 +197,11 @@ class DecodeLeg(Leg):
 
     @property
     def has_answered(self) -> bool:
-        """Whether its worker has received the prompt's KV: its messages wait here."""
+        """Whether its worker has received the prompt's KV: its messages are waiting here."""
         return bool(self._deferred)
 
     def go_on(self) -> None:
-        """Pass on the waiting messages, now that the prompt is prefilled, and later ones directly."""
+        """Pass on the deferred messages, now that the prompt is prefilled, and later messages directly."""
         waited, self._deferred = self._deferred or [], None
         self._take_part()
         for take in waited:

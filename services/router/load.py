@@ -1,4 +1,4 @@
-"""Count a router's load for the autoscaler. Reported with each request for a snapshot, once a second."""
+"""Count a router's load for the autoscaler, reported with each request for a snapshot, once a second."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RouterCounts:
         self._sums.prompt_tokens += state.prompt_tokens
 
     def image(self, tokens: int) -> None:
-        """Count an image that an encode worker should compute."""
+        """Count an image that is large enough for an encode worker."""
         self._images.add(tokens)
         self._sums.image_tokens += tokens
 

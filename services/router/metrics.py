@@ -22,7 +22,7 @@ from baton.services.router.state import RequestState
 from baton.services.router.timeline import TO_FIRST_TOKEN, seconds_by_stage, to_first_token
 
 GONE_S = 300.0  # long enough to scrape the last counts a few times
-MAX_TENANTS = 1_000  # tenants that have series of their own, some ten each
+MAX_TENANTS = 1_000  # tenants that have series of their own, about ten each
 OTHERS = "(others)"  # the label of all further tenants; no tenant's name has such characters
 _GAP_PARTS = ("engine", "wire", "router", "client")
 _OUTCOMES = ("stop", "length", "abort", "error", "refused")
@@ -107,7 +107,7 @@ class RouterMetrics(Metrics):
         self._queues: list[tuple[Sized, Callable[[], float]]] = []
         self._ttft = {stage: self._ttft_stage_seconds.labels(stage) for stage in TO_FIRST_TOKEN}
         self._gap = {stage: self._itl_stage_seconds.labels(stage) for stage in _GAP_PARTS}
-        # Create them at 0: Prometheus sees no increase when a series begins at 1.
+        # Create the series at 0: Prometheus sees no increase when a series begins at 1.
         for outcome in _OUTCOMES:
             self._requests.labels(outcome)
         for outcome in _IMAGES:
@@ -128,7 +128,7 @@ class RouterMetrics(Metrics):
         self._workers.watch(known)
 
     def watch_waiting(self, queue: Sized, estimate_s: Callable[[], float]) -> None:
-        """Show a queue's length and the expected wait: over several queues, the sum and the maximum."""
+        """Show a queue's length and the expected wait: for several queues, the sum and the maximum."""
         self._queues.append((queue, estimate_s))
         self._waiting_requests.set_function(lambda: sum(len(one) for one, _ in self._queues))
         self._waiting_estimate_seconds.set_function(lambda: max(estimate() for _, estimate in self._queues))
@@ -148,7 +148,7 @@ class RouterMetrics(Metrics):
         self._images_computed.labels(where).inc(count)
 
     def turned_away(self, error: RequestFailed) -> None:
-        """Count a request refused for lack of room before it began a sequence."""
+        """Count a request refused for lack of room before it started a sequence."""
         self._requests.labels("refused").inc()
         if isinstance(error, NotAdmitted):
             self.rejections.labels(error.why).inc()
@@ -261,7 +261,7 @@ class ClassMetrics(Metrics):
 
 
 class TenantMetrics(Metrics):
-    """Metrics of each tenant. A removed tenant's series are dropped some minutes later."""
+    """Metrics of each tenant. A removed tenant's series are dropped a few minutes later."""
 
     prefix = "baton_router_tenant_"
 
@@ -311,7 +311,7 @@ class TenantMetrics(Metrics):
 
 
 class LivingSeries(Collector):
-    """At each scrape, removes the series whose label value was not known or counted for `GONE_S`."""
+    """At each scrape, removes the series whose label value has not been known or counted for `GONE_S`."""
 
     def __init__(self, label: str, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
         self._label = label
@@ -339,18 +339,18 @@ class LivingSeries(Collector):
         self._last[value] = self._clock()
 
     def describe(self) -> Iterable[Metric]:
-        """Return no metric of its own."""
+        """Return no metrics: this collector only removes series."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Remove old series. Return no metric of its own."""
+        """Remove old series. Return no metrics."""
         now = self._clock()
         known = set(self._known())
         for value, last in list(self._last.items()):
             if value in known:
                 self._last[value] = now
             elif now - last > GONE_S:
-                self._last.pop(value, None)  # another scrape may have been quicker
+                self._last.pop(value, None)  # another scrape may have removed it already
                 for metric in self._metrics:
                     metric.remove_by_labels({self._label: value})
         return ()

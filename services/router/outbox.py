@@ -1,7 +1,7 @@
 """Queue the messages for one worker, so that images hold up no other requests.
 
-Aborts and Starts of requests without images go between the parts of images. A request's images are chosen
-when its turn comes, so nothing remains of one that is aborted before.
+Aborts and Starts of requests without images go between the parts of images. The images to send
+are chosen when a request's turn comes, so a request aborted before its turn leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from baton.services.engine.images import MOST_BYTES
 from baton.services.router.images import Image, Images, Sent
 
 MAX_UNSENT_STARTS = 1024  # per worker; beyond it the worker counts as full
-MAX_UNSENT_BYTES = MOST_BYTES  # images' bytes, likewise
+MAX_UNSENT_BYTES = MOST_BYTES  # bytes of images, likewise
 
 _Write = Callable[[worker_pb2.RunRequest], Awaitable[None]]
 
 
 class Outbox:
-    """The unsent messages for one worker, and the images that it got."""
+    """The unsent messages for one worker, and the images that it was sent."""
 
     def __init__(self, on_image: Callable[[Image], None]) -> None:
         """on_image: called with each image that is sent."""
@@ -50,7 +50,7 @@ class Outbox:
         return True
 
     def abort(self, request_id: str) -> None:
-        """Queue an Abort, and drop the request's Starts that wait for images."""
+        """Queue an Abort, and drop the request's Starts that are waiting for images."""
         for key in [key for key, (start, _) in self._with_images.items() if start.request_id == request_id]:
             self.drop(key)
         self._quick.append(worker_pb2.RunRequest(abort=worker_pb2.Abort(request_ids=[request_id])))
@@ -78,7 +78,7 @@ class Outbox:
         for image in self._with_images[attempt][1]:
             if self.sent.add(image):
                 self._on_image(image)
-                for part in image.parts():  # all, because the worker joins them
+                for part in image.parts():  # all parts, even after an abort: the worker joins them
                     await write(part)
                     await self._send_quick(write)
             if attempt not in self._with_images:

@@ -21,21 +21,21 @@ from baton.services.router.metrics import RouterMetrics
 from baton.services.router.recovery import SHORT_PROMPT_TOKENS
 from baton.services.router.state import RequestState
 
-CUT_S = 5.0  # time between two tries of a pair of workers that could not reach each other
-MOST_PAIRS = 1024  # beyond it the oldest is forgotten
+CUT_S = 5.0  # time between two attempts with a pair of workers that could not reach each other
+MOST_PAIRS = 1024  # beyond it the oldest pair is forgotten
 
 Pair = tuple[str, str]  # ids of the worker that saves KV and of the worker that pulls it
 
 
 class Pairs:
-    """The pairs of workers whose last handoff failed, though this router reaches both. Not thread-safe.
+    """The pairs of workers whose last handoff failed although this router reaches both. Not thread-safe.
 
     Requests avoid such a pair: they would be prefilled for nothing. One request per `CUT_S` tries it again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._cut: OrderedDict[Pair, float] = OrderedDict()  # the time until which it is avoided
+        self._cut: OrderedDict[Pair, float] = OrderedDict()  # the time until which the pair is avoided
 
     def failed(self, pair: Pair) -> None:
         """Record that the second worker could not pull KV from the first."""
@@ -54,7 +54,7 @@ class Pairs:
             return False
         if self._clock() < until:
             return True
-        self._cut[pair] = self._clock() + CUT_S  # other requests avoid it until the outcome is known
+        self._cut[pair] = self._clock() + CUT_S  # meanwhile other requests avoid the pair
         return False
 
 
@@ -83,8 +83,8 @@ class Placements:
         """Get a placement for the request's next epoch, in the class `service`.
 
         Avoids `suspects` if it can (a stream may break while its worker is healthy), and pairs of workers
-        that recently could not reach each other. Raises NotAdmitted; then, and when cancelled, nothing stays
-        booked.
+        that recently could not reach each other. Raises NotAdmitted; in that case, and if
+        cancelled, nothing stays booked.
         """
         placement = await self._place(state, suspects, service)
         if placement.prefill is None or not self._apart(placement):
@@ -136,7 +136,7 @@ class Placements:
     async def encode(
         self, state: RequestState, number: int, prompt: Placement, exclude: frozenset[str]
     ) -> Placement | None:
-        """Book an encode worker for the request's image `number`; None if none has room or can be asked.
+        """Book an encode worker for the request's image `number`; return None if none can be booked.
 
         prompt: the placement of the prompt, whose worker will pull the embeddings
         """
@@ -159,13 +159,13 @@ class Placements:
         except NoCapacity:
             return None
         except (SchedulerUnavailable, Refused):
-            self.reports.finished(need.attempt, "abort")  # it may be booked, though no reply came
+            self.reports.finished(need.attempt, "abort")  # the encode may be booked although no reply came
             return None
         except asyncio.CancelledError:
             self.reports.finished(need.attempt, "abort")
             raise
         encoder = placed.decode
-        # A scheduler of an earlier version knows no encodes.
+        # A scheduler of an earlier version does not know encodes.
         if encoder.role != pb.ROLE_ENCODE or self.pairs.avoid((encoder.worker_id, worker.worker_id)):
             self.reports.finished(need.attempt, "abort")
             return None
@@ -186,7 +186,7 @@ class Placements:
         return set(full) if pb.ROLE_MIXED in left else others_can
 
     def hold_on(self, state: RequestState, placement: Placement) -> Placement:
-        """Book a placement again, after asking for another one in vain: that may have ended its booking."""
+        """Book a placement again, after asking for another one in vain: asking may have ended its booking."""
         state.epoch += 1
         return replace(placement, attempt=self.reports.hold_on(placement.attempt, state.epoch))
 
@@ -196,7 +196,7 @@ class Placements:
         return replace(placement, prefill=None, prompt_tokens=0)
 
     def finished(self, state: RequestState, attempt: Attempt, outcome: str) -> None:
-        """Report the attempt's end and its cost: its bookings end."""
+        """Report the attempt's end, which ends its bookings, and its cost."""
         self.reports.finished(attempt, outcome, cost_of(state))
 
     async def _placement(self, state: RequestState, exclude: set[str], service: ServiceClass) -> Placement:
@@ -230,7 +230,7 @@ class Placements:
         client = self._client
         for others in reversed(range(client.schedulers)):
             if not client.answering and client.standby.workers:
-                raise SchedulerUnavailable("no scheduler answers")  # place from the snapshot without a wait
+                raise SchedulerUnavailable("no scheduler answers")  # place from the snapshot without waiting
             state.epoch += 1  # each epoch is used once: it may be booked even if no reply came
             try:
                 return await client.place(need_of(state, client.router_id, exclude, service))
@@ -244,7 +244,7 @@ class Placements:
         raise AssertionError("there is at least one scheduler")
 
     def _unknown(self, state: RequestState) -> None:
-        """Release the epoch: the scheduler may have booked it, though no reply came."""
+        """Release the epoch: the scheduler may have booked it although no reply came."""
         self.reports.finished(Attempt(state.request_id, state.epoch), "abort")
 
     def _refused(self, error: NoCapacity) -> NotAdmitted:

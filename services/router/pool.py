@@ -1,4 +1,4 @@
-"""Manage the streams to all workers: open each when first needed, and close those that fall silent."""
+"""Manage the streams to all workers: open each when first needed, and close streams that fall silent."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.worker_stream import CHECKS, WorkerStream
 from baton.tasks import spawn_apart
 
-SUSPECT_S = 5.0  # a lost worker is avoided this long; by then the scheduler knows too
-# A worker may be cut off from this router alone. The pool tries to reconnect for this long and the worker
-# stays avoided until it succeeds, at no cost to requests.
+SUSPECT_S = 5.0  # a lost worker is avoided for this long; by then the scheduler knows, too
+# A worker may be cut off from this router only. The pool tries to reconnect for this long, at no cost to
+# requests, which avoid the worker until this succeeds.
 PROBED_S = 60.0
 _CLOSED = WorkerUnreachable("the router is shutting down")
 SILENCE_S = 5.0  # default; a stream that is silent for this long is lost
@@ -30,7 +30,7 @@ class _Suspect:
     worker: scheduler_pb2.Worker
     since: float
     until: float
-    gang: str  # empty once it could not be reached again: the gang may be well
+    gang: str  # empty once the worker could not be reached again: its gang may be healthy
 
 
 class WorkerPool:
@@ -43,7 +43,7 @@ class WorkerPool:
         on_image: Callable[[str, int], None],
         silence_s: float = SILENCE_S,
     ) -> None:
-        """on_image: called with the role of a worker that is sent an image, and the image's bytes.
+        """on_image: called with the role of a worker that is sent an image, and the image's size in bytes.
 
         silence_s: after this long without a message a worker is lost. It should be several times
         scheduler.heartbeat_s, the interval at which idle workers send.
@@ -101,7 +101,7 @@ class WorkerPool:
         return set(self._streams)
 
     def lag_s(self) -> float:
-        """Return how far behind the router reads its slowest stream, seconds."""
+        """Return how many seconds the router is behind in reading its slowest stream."""
         now = time.monotonic()
         return max((stream.lag_s(now) for stream in self._streams.values()), default=0.0)
 
@@ -160,7 +160,7 @@ class WorkerPool:
         if lost:
             self._suspect(stream.worker, stream.gang)
             for other in list(self._streams.values()) if stream.gang else ():
-                if other.gang == stream.gang:  # it may hang: then its gang noticed that first
+                if other.gang == stream.gang:  # the other worker may be hanging: its gang noticed that first
                     other.gang_ended()
 
     def _suspect(self, worker: scheduler_pb2.Worker, gang: str = "") -> None:

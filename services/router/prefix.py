@@ -1,7 +1,7 @@
 """Have the prefill worker pull the KV of a prompt's first blocks from the placement's source.
 
-The source gets a SAVE when the prefill worker gets its Start, and that worker waits for up to a second. On
-any failure it computes the whole prompt.
+The source gets a SAVE when the prefill worker gets its Start, and the prefill worker waits for up to a
+second. On any failure, the prefill worker computes the whole prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from baton.services.router.worker_stream import StreamListener, WorkerStream
 
 KEY_BYTES = 16
 BLOCK = 64  # tokens: a multiple of the usual block sizes
-LEAST_TOKENS = 2 * BLOCK  # if a prefix ends before an image, it is pulled only from this length on
+LEAST_TOKENS = 2 * BLOCK  # a prefix that ends before an image is pulled only if it has this many
 
 
 def prefix_of(state: RequestState, placement: Placement, parts: RelayParts) -> Prefix | None:
@@ -42,7 +42,7 @@ def prefix_of(state: RequestState, placement: Placement, parts: RelayParts) -> P
 def between_images(tokens: int, cached: int, places: Sequence[range]) -> int:
     """Return the largest number of tokens, up to `tokens`, whose last block has no part of an image.
 
-    The source computes that block again, and may not have the image. cached: tokens, whole blocks
+    The source computes that block again, and may not have the image. cached: tokens of whole blocks
     """
     computed = cached if tokens > cached else _block_start(tokens)
     for place in reversed(places):
@@ -57,9 +57,9 @@ def _block_start(tokens: int) -> int:
 
 
 class Prefix(StreamListener):
-    """The first blocks of one attempt's prompt at their source.
+    """The request that saves the first blocks of one attempt's prompt at their source.
 
-    Its single output is dropped: the token is not part of the answer.
+    Its only output is dropped: the token is not part of the answer.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Prefix(StreamListener):
         self._pool.reach(self._worker, self._reached)
 
     def loaded(self, admitted: worker_pb2.Admitted) -> None:
-        """Record that the prefill worker has loaded it, which also released it at the source."""
+        """Record that the prefill worker has loaded the prefix, which also released it at the source."""
         self._state.timings.prefix_loaded = time.monotonic()
         self._state.timings.prefix = admitted
         self._count("loaded", admitted.tokens)
@@ -162,7 +162,7 @@ class Prefix(StreamListener):
     def on_saved(self, saved: worker_pb2.Saved) -> None:
         self._saved = not saved.problem
         if time.monotonic() > self._state.timings.prefix_asked + BEGINNING_S:
-            self._on_lost = None  # the prefill worker has stopped waiting for it
+            self._on_lost = None  # the prefill worker has stopped waiting for the prefix
         self._answered("not_kept" if saved.problem else "")
 
     def on_failed(self, failed: worker_pb2.Failed) -> None:

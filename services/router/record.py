@@ -53,9 +53,9 @@ class Record:
     drafted_tokens: int
     accepted_tokens: int
     retried: bool
-    attempts: tuple[AttemptRecord, ...]  # the last ones
+    attempts: tuple[AttemptRecord, ...]  # the most recent ones
     to_first_token: tuple[Stage, ...]  # in sequence, without gaps
-    later: tuple[Stage, ...]  # later stages, and stages within others
+    later: tuple[Stage, ...]  # later stages, and stages within other stages
     events: tuple[Event, ...]
 
     @property
@@ -64,7 +64,7 @@ class Record:
 
     @property
     def slowness_s(self) -> float:
-        """The time to first token, or the whole duration if there was none."""
+        """The time to first token, or the whole duration if there was no token."""
         return self.first_token_s or self.ended - self.arrived
 
     @property
@@ -122,7 +122,7 @@ class Record:
 
 
 def record_of(state: RequestState) -> Record:
-    """Return the record of a request whose response is sent."""
+    """Return the record of a request whose response has been sent."""
     http, spent = state.http, state.spent
     troubles = {one.attempt: one.attributes["trouble"] for one in state.events if one.name == "failed"}
     clock_s = time.time() - time.monotonic()

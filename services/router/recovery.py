@@ -1,7 +1,7 @@
 """Decide what follows when an attempt fails: `next_step` and its back-off.
 
-Requests are not hedged: a second copy would take another client's slot. Retries end with the request's
-deadline, with its budget of failures, or at an error that every worker would return.
+Requests are not hedged: a second copy would take another client's slot. Retries end at the request's
+deadline, when its budget of failures is spent, or at an error that every worker would return.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_BACKOFF_S = 1.0
 
 class Trouble(Enum):
     UNREACHABLE = "unreachable"  # no connection, or the worker refuses this router
-    REFUSED = "refused"  # the worker drains, takes no images, or its staging stays full
+    REFUSED = "refused"  # the worker is draining, takes no images, or its staging stays full
     FULL = "full"  # the worker has no room, despite the booking
     LOST = "lost"  # the worker's stream ended or fell silent
     ENGINE = "engine"  # the engine failed, or ended the request by itself
@@ -38,8 +38,8 @@ class Trouble(Enum):
     HANDOFF = "handoff"  # the KV could not be loaded
     SOURCE = "source"  # like HANDOFF, but because the decode worker cannot reach the prefill worker
     PREFIX = "prefix"  # the prompt's first blocks could not be pulled from the worker that has them
-    MEDIA = "media"  # the worker needs an image again that it does not have
-    ENCODE = "encode"  # an image's embeddings did not come from an encode worker
+    MEDIA = "media"  # the worker lacks an image, which must be sent again
+    ENCODE = "encode"  # an image's embeddings did not arrive from an encode worker
     INVALID = "invalid"  # the worker cannot parse the Start; no other could
 
 
@@ -61,7 +61,7 @@ _HELP_FAILED = (Trouble.PREFIX, Trouble.ENCODE)  # the placement's own workers a
 
 class RecoveryStep(Enum):
     PLACE_AGAIN = "place again"
-    SAME_WORKERS = "same workers"  # this placement's workers compute what did not come from others
+    SAME_WORKERS = "same workers"  # this placement's workers compute what did not arrive from other workers
     COMPUTE_HERE = "compute here"  # the decode worker of this placement prefills the prompt itself
     GIVE_UP = "give up"
 
@@ -73,7 +73,7 @@ class Failure:
     trouble: Trouble
     worker_id: str
     message: str
-    engine_goes_on: bool = False  # only for ENGINE: only the failed step's requests ended
+    engine_goes_on: bool = False  # with ENGINE: the engine is running, only the failed step's requests ended
 
     @property
     def decode_side_is_fine(self) -> bool:
@@ -85,8 +85,8 @@ class Failure:
         """Whether the failure counts against the budget: the request may have caused it.
 
         A request that was turned away, or whose prefix or image did not come, does no harm and is retried
-        for `router.replace_wait_s`. An engine that reports a failure makes the request a suspect, which has
-        its own limits.
+        for `router.replace_wait_s`. If an engine reports a failure, the request becomes a suspect, with
+        limits of its own.
         """
         free = (
             *(Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.FULL),
@@ -100,7 +100,7 @@ class Toll:
     """The workers that failed a request in a row; `len()` counts them.
 
     It counts workers, not attempts: a worker that hangs, comes back and then dies is one lost worker. From
-    the third failure of the same worker on, each counts: a request may break its stream each time.
+    a worker's third failure on, each failure counts: the request may be breaking its stream each time.
     """
 
     _failures: Counter[str] = field(default_factory=Counter)  # keyed by worker id
@@ -116,7 +116,7 @@ class Toll:
 
 
 # When a decode worker cannot get the KV, the prefill worker may have died. Its stream then ends within this
-# time, seconds, and counts as the cause.
+# many seconds, and its failure counts as the cause.
 SOURCE_ENDS_S = 0.25
 
 
@@ -137,7 +137,7 @@ def failure_of_pair(prefill: Failure | None, decode: Failure | None, *, begun: b
         return prefill
     if begun or decode.trouble not in (Trouble.LOST, Trouble.ENGINE):
         return decode
-    # The worker died while the request only waited there: the request did not cause it.
+    # The worker died while the request was only waiting there: the request did not cause it.
     return replace(decode, trouble=Trouble.UNREACHABLE)
 
 

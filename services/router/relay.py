@@ -39,7 +39,7 @@ from baton.services.router.relay_parts import RelayParts
 from baton.services.router.sink import FrontEnd, OutputSink
 from baton.services.router.state import RequestState
 
-# For this long, seconds, a request that resumes looks for room on workers that have not failed it.
+# For this many seconds, a request that resumes looks for room only on workers that have not failed it.
 EXCLUDED_S = 3.0
 IMAGES_AGAIN = 2  # how often images are sent again to a worker that lacks them, without progress
 
@@ -64,13 +64,13 @@ class Relay:
         self._last_failure = ""
         self._retries = 0  # placements in a row without progress
         self._give_up = 0.0  # time.monotonic: when to stop retrying
-        self._lacking: Counter[str] = Counter()  # workers that lacked images, since progress
-        self._full: set[str] = set()  # workers that refused it as full in these placements
+        self._lacking: Counter[str] = Counter()  # workers that lacked images, since the last progress
+        self._full: set[str] = set()  # workers that refused it as full, since the last progress
         self._closed = False
         self._admitted = False
 
     def start(self) -> None:
-        """Enter the journal, and start the task. Raises NotAdmitted or Convicted."""
+        """Enter the request in the journal, and start its task. Raises NotAdmitted or Convicted."""
         try:
             self.parts.convicts.check(self.state.engine_request)
         except Convicted:
@@ -219,7 +219,7 @@ class Relay:
             self._same_workers(failure)
             return
         if failure.trouble is Trouble.MEDIA:
-            # Not the worker's fault. A decode worker computes the prompt, as vLLM does after preemption.
+            # Not the worker's fault. At first, the decode worker computes the prompt itself.
             if self._retries > 1 or failure.worker_id != self.placement.decode.worker_id:
                 await self._place_again()
                 return
@@ -256,7 +256,7 @@ class Relay:
             self.parts.pool.abort(self.placement.prefill.worker_id, self.state.request_id)
 
     async def _place_again(self) -> None:
-        """Get the next placement, waiting for room and for workers that come back.
+        """Get the next placement, waiting for room and for workers to come back.
 
         Raises RequestFailed if that takes too long, or if no worker could ever take the request.
         """
@@ -278,8 +278,8 @@ class Relay:
                     within = ""
                     break
                 if not error.waiting_helps or error.why is Why.FULL:
-                    # No other worker is alive or has room, and later requests wait for this one. Try the
-                    # workers that failed it again: perhaps only a connection broke.
+                    # No other worker is alive or has room, and later requests are waiting for this one.
+                    # Try the workers that failed it again: perhaps only a connection broke.
                     state.excluded.clear()
         raise RequestFailed(f"no worker can take over{within}: {self._last_failure}", retry_after_s=1.0)
 
@@ -304,7 +304,7 @@ class Relay:
     async def _attempt_alone(self) -> Failure | None:
         """Try the request alone in an engine, then get a placement to continue as usual.
 
-        Return the trial's failure. None: it passed and is placed again, or the request has ended.
+        Return the trial's failure; None if it passed and is placed again, or the request has ended.
         """
         state = self.state
         tokens = state.suspicion.trial_tokens(state.tokens_to_generate)
@@ -361,7 +361,7 @@ class Relay:
     # -- called by the legs
 
     def grow(self) -> bool:
-        """Reserve memory for more output. Return False if there is none: the request ends."""
+        """Reserve memory for more output. Return False if there is none; the request then ends."""
         try:
             self.parts.journal.grow(self.state)
         except Overloaded as error:
@@ -371,7 +371,7 @@ class Relay:
         return not self.state.over
 
     def close(self) -> None:
-        """Release the request's resources: it has its outcome. Idempotent."""
+        """Release the request's resources once it has its outcome. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -1,7 +1,7 @@
 """Declare what relays share (`RelayParts`, one per model) and what a leg sees of its relay (`Owner`).
 
-Used by relay.py, the legs, encodes.py and prefix.py; served.py builds a `RelayParts`. There is no behaviour
-here.
+Used by relay.py, the legs, encodes.py and prefix.py; served.py builds a `RelayParts`. It has no
+behaviour of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RelayParts:
     chronicle: Chronicle
     convicts: Convicts
     max_attempts: int = MAX_ATTEMPTS
-    encode_min_tokens: int = 256  # shorter images are computed with the prompt
+    encode_min_tokens: int = 256  # images with fewer tokens are computed with the prompt
     counts: RouterCounts = field(default_factory=RouterCounts)
     quarantine: Quarantine = field(default_factory=Quarantine)
 

@@ -53,7 +53,7 @@ class Served:
     parts: RelayParts
     client: RelayClient
     llm: frontend.RelayLLM
-    args: Namespace  # vLLM's app was built with these
+    args: Namespace  # to build vLLM's app
 
     async def app(self, media: MediaDoor) -> frontend.ModelApp:
         """Return vLLM's app for the model. `media` admits images, if the model takes them."""
@@ -121,5 +121,5 @@ async def served(
 
 
 async def _learn(llm: frontend.RelayLLM, cluster: ClusterView) -> None:
-    """Take the model's limits from the first ready worker. Until then those of the configuration apply."""
+    """Take the model's limits from the first ready worker. Until then the configured limits apply."""
     llm.learn(await cluster.first_capacity())

@@ -48,7 +48,7 @@ from baton.services.router.vllm.response_store import ResponseStore, kept_alone
 
 log = logging.getLogger(__name__)
 
-SLOW_CLIENT_S = 30.0  # limit for a request to arrive, and for its client to read anything of the response
+SLOW_CLIENT_S = 30.0  # limit for a request to arrive, and for its client to read any of the response
 LAST_WORDS_S = 2.0  # time to send the last errors to clients after router.drain_timeout_s
 
 
@@ -62,7 +62,7 @@ async def run(
     store_password: str,
     page: PageDoor | None,
 ) -> None:
-    """Serve `models`, with these adapters for each, until a signal."""
+    """Serve `models`, each with its `adapters`, until a signal."""
     async with contextlib.AsyncExitStack() as stack:
         shared = _shared(settings, f"router-{uuid.uuid4().hex[:12]}")
         stack.push_async_callback(asyncio.to_thread, shared.chronicle.close)

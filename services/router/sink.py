@@ -22,7 +22,7 @@ class FrontEnd(Protocol):
 
 
 class OutputSink:
-    """Passes one request's outputs to the front end. The legs set the front end's request id in each.
+    """Passes one request's outputs to the front end. The legs set the front end's request id in each output.
 
     After the first token `deliver` is the front end's own method, to save a call per token.
     """
@@ -60,7 +60,7 @@ class OutputSink:
         self._front_end.finish(self._state.frontend_id, reason)
 
     def fail(self, error: RequestFailed) -> None:
-        """End the request with an error, and drop an output that is held back."""
+        """End the request with an error. An output that is held back is never delivered."""
         self._front_end.fail(self._state.frontend_id, error)
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class OutputSink:
             self._deliver_first(output)
 
     def _deliver_first(self, output: Any) -> None:
-        """Deliver an output as long as no token was delivered, or one is held back."""
+        """Deliver an output while no token has been delivered yet, or an output is held back."""
         self._release()
         if output.new_token_ids:
             if not self._has_token:

@@ -1,4 +1,4 @@
-"""Hold the router's state of its requests, and limit the memory that they take (`Journal`).
+"""Hold the state of a router's requests, and limit the memory that they take (`Journal`).
 
 A RequestState has what another worker needs to resume a request: prompt, sampling parameters, output tokens
 and epoch. It is kept only in this process: when a router dies, its clients lose their connections anyway.
@@ -46,7 +46,7 @@ class Party(NamedTuple):
 
     @property
     def holder(self) -> str:
-        """Return who shares a limit: the tenant; without tenants the client, if it is known."""
+        """The holder of a limit: the tenant or, without tenants, the client if it is known."""
         return self.tenant or self.client
 
     @property
@@ -61,15 +61,15 @@ NOBODY = Party()
 
 @dataclass(slots=True)
 class RequestState:
-    """One request over all of its attempts, with everything that a worker needs to resume it.
+    """One request across all its attempts, with everything that a worker needs to resume it.
 
-    Invariants: `tokens` only grows, up to `budget`, and each token was handed to the front end exactly once.
-    `epoch` only grows, and no two Starts of one phase have the same one. With up to `room_tokens` tokens its
-    memory stays below `journal_bytes`. Nothing changes once `outcome` is set.
+    Invariants: `tokens` only grows, up to `budget`, and each token is handed to the front end exactly once.
+    `epoch` only grows, and no two Starts of one phase have the same epoch. With up to `room_tokens` tokens
+    its memory stays below `journal_bytes`. Nothing changes once `outcome` is set.
     """
 
     request_id: str  # used by workers and the scheduler
-    frontend_id: str  # vLLM's front end knows the request by it
+    frontend_id: str  # the request's id in vLLM's front end
     engine_request: bytes  # encoded prompt and sampling parameters, the same in every attempt
     prompt_tokens: int
     max_tokens: int  # output tokens asked for
@@ -77,12 +77,12 @@ class RequestState:
     deadline: float  # time.monotonic, seconds
     logprobs: int = 0  # number per output token
     prompt_logprobs: int = 0  # number for the whole prompt
-    room_tokens: int = ROOM_TOKENS  # output tokens for which the journal has memory reserved
+    room_tokens: int = ROOM_TOKENS  # output tokens for which the journal has reserved memory
     party: Party = NOBODY
     service: ServiceClass = STANDARD
     prefix: PromptKeys = NO_KEYS
-    images: tuple[Image, ...] = ()  # the prompt's, in order; one may come twice
-    image_places: tuple[range, ...] = ()  # the prompt's tokens of each
+    images: tuple[Image, ...] = ()  # the prompt's, in order; an image may occur twice
+    image_places: tuple[range, ...] = ()  # each image's tokens in the prompt
     model: str = ""  # the name under which it is served
     adapter: Adapter | None = None
     tokens: array[int] = field(default_factory=lambda: array("I"))
@@ -103,8 +103,8 @@ class RequestState:
     http: HttpTimes = field(default_factory=HttpTimes)
     taken: float = 0.0  # time.monotonic: received from the front end
     charged: float = 0.0  # time.monotonic: charged to its tenant; the wait for room begins
-    timings: Timings = field(default_factory=Timings)  # the current attempt's
-    before: deque[Timings] = field(default_factory=lambda: deque(maxlen=KEPT))  # earlier attempts'
+    timings: Timings = field(default_factory=Timings)  # the current attempt
+    before: deque[Timings] = field(default_factory=lambda: deque(maxlen=KEPT))  # earlier attempts
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT))
     spent_before: Spent = field(default_factory=Spent)  # cost of the earlier attempts
     arrived: float = field(default_factory=time.monotonic)  # its body was complete
@@ -130,7 +130,7 @@ class RequestState:
 
     @property
     def tokens_to_prefill(self) -> int:
-        """The number of tokens to prefill for an engine without the request's KV."""
+        """The number of tokens that an engine without the request's KV must prefill."""
         return self.prompt_tokens + len(self.tokens)
 
     @property
@@ -152,7 +152,7 @@ class RequestState:
 
     @property
     def mean_gap_s(self) -> float | None:
-        """The mean time between the tokens of the answer; None with fewer than two."""
+        """The mean time between the tokens of the answer; None if there are fewer than two."""
         gaps = len(self.tokens) - 1
         if not self.first_token or gaps < 1:
             return None
@@ -202,7 +202,7 @@ class RequestState:
         self.events.append(Event("failed", now, self.attempts, cause))
 
     def goes_without(self, trouble: Trouble) -> None:
-        """Continue the attempt without a cached prefix or an image that did not come from another worker."""
+        """Continue the attempt without a prefix or embeddings that did not arrive from another worker."""
         self.timings.ended = self.timings.encoded = 0.0
         self.timings.images = 0
         self._goes_on(f"without {trouble.value}", time.monotonic(), self.timings.prefiller)
@@ -210,7 +210,7 @@ class RequestState:
     def recomputes(self, alone: scheduler_pb2.Worker | None = None) -> None:
         """Continue the attempt on the decode worker, which then also prefills the prompt.
 
-        Or continue it on the worker `alone`, with no other request in the engine.
+        If `alone` is given, continue it on that worker instead, with no other request in the engine.
         """
         timings = self.timings
         timings.recomputed = time.monotonic()

@@ -1,9 +1,10 @@
-"""Isolate suspects, requests under which an engine failed, and refuse repeats of convicted ones.
+"""Isolate suspects (requests under which an engine failed), and refuse repeats of convicted requests.
 
 `Suspicion` decides when a request is tried alone in an engine, for how long, and when it is convicted.
-`Quarantine` tries a router's suspects one after another, on one worker while that works: preferably the one
-whose engine failed, if it continues, because it is empty. The shortest trial goes first, but a long one waits
-only for suspects that come soon after it. `Convicts` refuses repeats; each process has its own, in memory.
+`Quarantine` tries a router's suspects one after another, on one worker as long as it works: preferably on the
+worker whose engine failed, if the engine continues, because it is empty. The shortest trial goes first, but a
+long trial waits only for suspects that come soon after it. `Convicts` refuses repeats; each process has its
+own, in memory.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ LOSSES_IN_BATCH = 2
 TRIAL_TOKENS, LONGER = 4, 4
 # After this many tokens in a batch, a failure that the engine survived is forgotten.
 FORGET_TOKENS = 32
-MOST_CONVICTS = 1024  # the oldest is dropped
+MOST_CONVICTS = 1024  # beyond it the oldest is dropped
 CONVICTED_S = 600.0
-STEP_COSTS = 16  # generating a token costs as much as prefilling this many
-A_SECOND = 1000  # per this many tokens, trials may overtake a longer one that came a second earlier
-MOST_S = 3.0  # a trial overtakes only those that came at most this much earlier
+STEP_COSTS = 16  # generating a token costs as much as prefilling this many tokens
+A_SECOND = 1000  # a trial may overtake one that is this many tokens longer and came up to 1 s earlier
+MOST_S = 3.0  # a trial overtakes only trials that came at most this much earlier
 KEPT_S = 30.0  # how long after a trial its worker is used for the next one
-# After this the next suspect is sent too. The worker admits suspects one at a time, and sends a long one back
-# if another waits. A trial may not have begun by then: its grammar compiles, or there is no room.
+# After this the next suspect is sent, too. The worker admits suspects one at a time, and sends a long one
+# back if another is waiting. A trial may not have begun by then: its grammar is compiling, or there is no
+# room.
 TURN_S = 2.0
 
 _Turn = tuple[float, int, asyncio.Future[None]]
@@ -57,8 +59,8 @@ class Suspicion:
     engine survived is forgotten with progress: otherwise one client's failing requests would make all others
     run alone.
 
-    Losing a worker silently is weak evidence. Two in a row make a suspect, which protects the requests in the
-    same batch, but they never convict.
+    Losing a worker silently is weak evidence. Two losses in a row make a suspect, which protects the
+    requests in the same batch, but losses never convict.
     """
 
     suspect: bool = False
@@ -117,8 +119,8 @@ class Quarantine:
     ) -> scheduler_pb2.Worker | None:
         """Return the worker on which suspects are tried, if it can take this one.
 
-        It must have the request's weights, and no adapter unless the request is placed there. A worker that
-        just failed this request is not used.
+        It can if the request is placed there, or if it has the request's weights and the request needs no
+        adapter. A worker that just failed this request is not used.
         """
         worker = self._worker
         if worker is None or time.monotonic() > self._until or worker.worker_id in excluded:
@@ -205,7 +207,7 @@ class Convicts:
             self._until.popitem(last=False)
 
     def check(self, engine_request: bytes) -> None:
-        """Raise Convicted for a repeat. Costs nothing while the table is empty."""
+        """Raise Convicted for a repeated request. Costs nothing while the table is empty."""
         if not self._until:
             return
         now = self._clock()

@@ -1,4 +1,4 @@
-"""Enforce tenants' limits on the router's requests, and count these by tenant.
+"""Enforce tenants' limits on the router's requests, and count the requests by tenant.
 
 `services/tenants` has the limits; here a refusal becomes the client's 429.
 """
@@ -26,9 +26,9 @@ from baton.tasks import stop
 async def open_tenancy(
     settings: Settings, router_id: str, metrics: RouterMetrics, store_password: str
 ) -> AsyncIterator[Tenancy]:
-    """Yield the tenancy of these settings; it follows changes of the keys. Raises ConfigError.
+    """Yield the tenancy of these settings; it follows changes to the keys. Raises ConfigError.
 
-    store_password: of router.keys_store, if its URL has none
+    store_password: the password of router.keys_store, if its URL has none
     """
     router, topic = settings.router, settings.scheduler.topic
     shared = SharedStore(router.keys_store, topic, store_password) if router.keys_store else None

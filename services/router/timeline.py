@@ -1,11 +1,11 @@
 """Divide a request's time into stages, which follow one another without gaps up to the first token.
 
-    admit     until its tenant's limits admit it; and, after `render`, the charge of its tokens
+    admit     until its tenant's limits admit it; after `render`, also the charge for its tokens
     receive   the body
     render    vLLM's front end: chat template, tokenizer
     wait      in the waiting room, until the call that places it begins
     place     that call; contains `schedule`, the scheduler's share
-    fetch     until the source of the prompt's first blocks has saved them, or the engine goes on without
+    fetch     until the source of the prompt's first blocks has saved them, or the engine starts without them
     encode    until encode workers have the embeddings of the prompt's images
     send      to the worker, until its engine has queued the request
     queue     in the engine, until its first step; contains `prefix`, the load of the first blocks
@@ -14,9 +14,9 @@
     hold      in the router, until the decode worker has a slot
     deliver   vLLM's front end again, until the stream's first byte is in the client's socket
     lost      an attempt that failed before its first token
-    other     several stages whose boundary is not known
+    other     several stages whose boundaries are not known
 
-Later stages overlap with `deliver`: `handoff` with its parts, `decode.first`, `decode`, and `end`.
+Later stages overlap with `deliver`: `handoff` and its parts, `decode.first`, `decode`, and `end`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Chain:
 def to_first_token(state: RequestState) -> list[Stage]:
     """Return the stages from a request's arrival to its first token, or to its end if it had none.
 
-    In a stream the last one is `deliver`, once the first byte is in the client's socket.
+    In a stream the last stage is `deliver`, once the first byte is in the client's socket.
     """
     http = state.http
     chain = _Chain(http.arrived)
@@ -151,7 +151,7 @@ def _attempt_to_token(chain: _Chain, attempt: Timings) -> bool:
     if attempt.recomputed and attempt.recomputed < attempt.first_token:
         chain.to("lost", attempt.recomputed, attempt=number)
     if attempt.prefix_asked:
-        # The prefill worker stopped waiting for the prompt's first blocks at the earlier of the two.
+        # The prefill worker stopped waiting for the prompt's first blocks at the earlier of these times.
         fetched = min((one for one in (attempt.prefix_saved, attempt.queued) if one), default=0.0)
         chain.to("fetch", fetched, attempt=number)
     if attempt.encoded:
@@ -166,7 +166,7 @@ def _attempt_to_token(chain: _Chain, attempt: Timings) -> bool:
 
 
 def _within(attempt: Timings) -> Iterator[Stage]:
-    if attempt.scheduler_s and attempt.asked:  # centred: the two trips are assumed to be equal
+    if attempt.scheduler_s and attempt.asked:  # centred: both trips are assumed to take equally long
         spare = max(0.0, attempt.placed - attempt.asked - attempt.scheduler_s) / 2
         begin, end = attempt.asked + spare, attempt.placed - spare
         yield Stage("schedule", begin, end, attempt.scheduler, attempt.number, "place")
@@ -180,7 +180,7 @@ def _within(attempt: Timings) -> Iterator[Stage]:
 
 
 def _after_token(attempt: Timings, tokens: int) -> Iterator[Stage]:
-    """Yield an attempt's stages from its first token on. tokens: how many it generated."""
+    """Yield an attempt's stages from its first token on. tokens: how many the attempt generated."""
     number, decoder = attempt.number, attempt.decoder
     if attempt.saved:
         saving = attempt.saved - attempt.save_ms / 1e3
@@ -211,9 +211,9 @@ def _handoff(attempt: Timings, told: worker_pb2.Admitted) -> Iterator[Stage]:
     """Yield a handoff and its parts, shown one after another although moving and checking overlap."""
     attributes: dict[str, Any] = {"bytes": told.bytes, "transport": told.transport or "none"}
     if told.early_bytes:
-        attributes["early_bytes"] = told.early_bytes  # moved during the prefill; in no stage
+        attributes["early_bytes"] = told.early_bytes  # moved during the prefill; part of no stage
     at = attempt.admitted - sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3
-    begin = min(attempt.first_token, at)  # the decode worker may get the end of the prompt before the router
+    begin = min(attempt.first_token, at)  # the decode worker may start before the router has the token
     yield Stage("handoff", begin, attempt.admitted, ROUTER, attempt.number, "", attributes)
     for part in _HANDOFF:
         seconds = getattr(told, f"{part}_ms") / 1e3

@@ -1,7 +1,7 @@
 """Timestamps of a request, from which all its durations are derived.
 
-They are time.monotonic of the router, seconds; 0 if unknown. Workers' timestamps come with their messages and
-are converted.
+They are the router's time.monotonic, in seconds; 0 if unknown. Workers' timestamps come with their messages
+and are converted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def process_of(worker: scheduler_pb2.Worker) -> Process:
 class HttpTimes:
     """The timestamps of one HTTP exchange, shared by all its sequences."""
 
-    arrived: float = field(default_factory=time.monotonic)  # the request's first line came
+    arrived: float = field(default_factory=time.monotonic)  # the request's first line arrived
     admitted: float = 0.0  # its tenant's limits let it in
     received: float = 0.0  # its body was complete
     first_byte: float = 0.0  # when the body's first byte was written to the client's socket
@@ -45,7 +45,7 @@ class HttpTimes:
 
 
 class Event(NamedTuple):
-    """A failure of a request, or what followed."""
+    """A failure of a request, or what followed it."""
 
     name: str
     at: float
@@ -63,7 +63,7 @@ class Timings:
     prefix_saved: float = 0.0  # the source answered
     encoded: float = 0.0  # encode workers had the embeddings of the last image
     images: int = 0  # images that encode workers computed or had
-    encoder: Process = UNKNOWN  # the worker that had the last one
+    encoder: Process = UNKNOWN  # the worker that had the last image
     queued: float = 0.0  # the prefilling engine queued the request
     prefix_loaded: float = 0.0  # that engine loaded the first blocks
     prefill_began: float = 0.0  # the prefill's first step
@@ -72,7 +72,7 @@ class Timings:
     held: bool = False  # the first token was held back until the decode worker had a slot
     saved: float = 0.0  # the KV was saved for the decode worker
     admitted: float = 0.0  # the decode worker loaded the KV
-    resumed: float = 0.0  # its first token arrived here
+    resumed: float = 0.0  # the decode worker's first token arrived here
     last_token: float = 0.0  # the last token arrived here
     recomputed: float = 0.0  # the decode worker was told to prefill the prompt itself
     ended: float = 0.0  # the attempt failed
@@ -82,7 +82,7 @@ class Timings:
     decoder: Process = UNKNOWN
     chunks: int = 0  # prefill steps, if the KV was saved
     save_ms: float = 0.0
-    handoff: worker_pb2.Admitted | None = None  # the cost of the load
+    handoff: worker_pb2.Admitted | None = None  # the cost of loading the KV
     prefix: worker_pb2.Admitted | None = None  # the cost of loading the prompt's first blocks
     drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, cumulative over the attempt
 

@@ -1,6 +1,6 @@
 """Export traces of requests with OpenTelemetry. The router writes the spans of all processes.
 
-The timestamps of other processes come with their messages, so a trace is whole and on one clock when the
+The timestamps of other processes come with their messages, so a trace is complete and on one clock when the
 router decides whether to keep it. Uses opentelemetry.sdk.trace's ReadableSpan (its constructor) and
 BatchSpanProcessor.
 """
@@ -63,7 +63,7 @@ class Traces:
 def open_exporter(settings: TracingSettings) -> SpanExporter:
     """Return the exporter for the settings' endpoint. It connects at the first export."""
     url = urlsplit(settings.endpoint)
-    # The exporters log every failed batch; _Watched logs once.
+    # The exporters log every failed batch; _Watched logs only the first.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     if url.path.strip("/"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp

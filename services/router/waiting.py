@@ -24,10 +24,10 @@ from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.state import NOBODY, Party
 
-RETRY_S = (0.05, 1.0)  # the first and the longest pause between two tries while no booking ends
+RETRY_S = (0.05, 1.0)  # the first and the longest pause between two attempts while no booking ends
 _PACE_OF = 256  # departures that define the pace; with fewer, requests that end together would distort it
 _PACE_KNOWN_S = 10.0  # minimum age of a queue before a request is refused for its expected wait
-# An owed turn takes precedence for OWED_S seconds, then not for REST_S: its request may be too large.
+# An owed turn takes precedence for OWED_S seconds, then has none for REST_S: its request may be too large.
 OWED_S, REST_S = 1.0, 10.0
 LEAST_PATIENCE_S = 1.0  # lower bound of `patience_s` here
 
@@ -55,7 +55,7 @@ class _Tenant:
 
 
 class ClassQueue:
-    """The waiting requests of one class: round-robin over tenants, and over each tenant's clients.
+    """The waiting requests of one class: round-robin among tenants, and among each tenant's clients.
 
     Tenants take turns by stride scheduling (Waldspurger and Weihl, 1995): the tenant with the lowest position
     is next, and a turn advances it by 1/weight. A tenant that was not waiting joins at the current position.
@@ -66,8 +66,8 @@ class ClassQueue:
         self.waiting = 0
         self.placed = 0  # admitted requests of the class that have not ended
         self.since = 0.0  # when the queue became non-empty, or a request was last placed from it
-        self.owed_until = 0.0  # until then it goes before other classes
-        self.rests_until = 0.0  # until then it may not do so again
+        self.owed_until = 0.0  # until then this class goes before other classes
+        self.rests_until = 0.0  # until then it may not go before them again
         self._tenants: dict[str, _Tenant] = {}
         self._position = 0.0  # position of the tenant that had the last turn
 
@@ -136,11 +136,11 @@ class WaitingRoom:
         self._resuming = ClassQueue(self._first_class)  # requests that lost their worker, in order
         self._waiting = 0
         self._turn: Turn | None = None
-        self._turn_of: ClassQueue | None = None  # its queue
+        self._turn_of: ClassQueue | None = None  # the queue of `_turn`
         self._room = asyncio.Event()
         self._because = ""  # why the last try found no room
         self._began = 0.0  # when requests began to wait
-        self._departures: deque[float] = deque(maxlen=_PACE_OF)  # when requests left it
+        self._departures: deque[float] = deque(maxlen=_PACE_OF)  # when placed requests left the queue
         metrics.watch_waiting(self, lambda: self.estimate_s)
 
     def __len__(self) -> int:
@@ -148,7 +148,7 @@ class WaitingRoom:
 
     @property
     def estimate_s(self) -> float:
-        """The expected wait of a new tenant's request of the standard class, seconds; 0 if unknown."""
+        """The expected wait of a new tenant's request of the standard class, in seconds; 0 if unknown."""
         return self._estimate(NOBODY, STANDARD)
 
     def check_room(self, service: ServiceClass = STANDARD) -> None:
@@ -170,7 +170,7 @@ class WaitingRoom:
     ) -> float:
         """Await `place` until it succeeds, at once or in turn; return the seconds waited.
 
-        If `place` raises NotAdmitted with FULL, or if others wait, the request is queued and `place` is
+        If `place` raises NotAdmitted with FULL, or if others are waiting, the request queues and `place` is
         retried. Other errors of `place` are passed on. Raises NotAdmitted if the queue is full, or if the
         wait is or would be too long. The caller enforces the request's `deadline` (time.monotonic).
         """
@@ -276,7 +276,7 @@ class WaitingRoom:
         within = queue.placed + 1 <= queue.service.share * (placed + 1)
         waited = now - queue.since >= max(LEAST_PATIENCE_S, queue.service.patience_s)
         if queue.owed_until and now > queue.owed_until:
-            # The rest begins at the end of OWED_S, which is long ago if the queue was empty since.
+            # The rest begins at the end of OWED_S, which may be long ago if the queue was empty.
             queue.owed_until, queue.rests_until = 0.0, queue.owed_until + REST_S
         if not (within or waited) or now < queue.rests_until:
             return False

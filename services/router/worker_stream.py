@@ -1,7 +1,7 @@
 """Manage the gRPC stream to one worker, which carries all requests from this router to that worker.
 
-It is lost if it breaks or falls silent: idle workers send empty messages. One reader task hands each output
-to its request's listener by a direct call: no task is woken per token. One writer task sends, because
+The stream is lost if it breaks or falls silent: idle workers send empty messages. One reader task hands each
+output to its request's listener by a direct call: no task is woken per token. One writer task sends, because
 concurrent writes end a grpc.aio stream.
 """
 
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 CLOCK_DRIFT = 1e-4  # seconds per second; an upper bound for two hosts' clocks
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from its stubs
-IDLE_CLOSE_S = 60.0  # a stream without requests is closed after this
-CHECKS = 5  # checks per stream within the time of silence that makes it lost
-GANG_CHECKS = 3  # the same once another worker of its gang has ended
+IDLE_CLOSE_S = 60.0  # a stream without requests is closed after this long
+CHECKS = 5  # checks within the time of silence after which a stream is lost
+GANG_CHECKS = 3  # silent checks that suffice once another worker of its gang has ended
 GAP_EVERY_S = 0.25  # between two samples of the time between two tokens, per stream
 GAP_WAIT_S = 5.0  # wait for a sampled request's next output: it may have ended or been preempted
-LAG_COUNTS_S = 0.25  # a measured lag is valid this long; a stream that is behind has a message sooner
+LAG_COUNTS_S = 0.25  # a measured lag is valid for this long; a stream that is behind gets a message sooner
 
 
 _NOTES = ("saved", "admitted", "shared", "failed")  # fields of RunReply, for the listener's on_saved etc.
@@ -54,15 +54,15 @@ class StreamListener:
     def on_gap(self, engine_s: float, wire_s: float, received: float) -> None:
         """Take a sample of the time between two tokens; the output of the second one follows.
 
-        engine_s: between the two in the engine; wire_s: the second one's delay on the wire, compared with the
-        quickest message; received: when it arrived here
+        engine_s: the time in the engine; wire_s: the second token's delay on the wire, compared with the
+        quickest message; received: when the second token arrived here
         """
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
-        """Handle the report that the prompt's KV is saved for another worker, or could not be."""
+        """Handle the report that the prompt's KV was saved for another worker, or could not be saved."""
 
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
-        """Handle the report that the KV was loaded; the request may still wait for a slot."""
+        """Handle the report that the KV was loaded; the request may still be waiting for a slot."""
 
     def on_shared(self, shared: worker_pb2.Shared) -> None:
         """Handle the number of KV blocks shared with other requests, sent when decoding begins."""
@@ -78,10 +78,10 @@ class GapSampler:
     """Samples the time between two tokens: when `due`, watches one request until its next output."""
 
     def __init__(self) -> None:
-        self.due = 0.0  # time.monotonic; outputs before it need not be shown
+        self.due = 0.0  # time.monotonic; outputs before this need not be shown
         self.engine_s = 0.0  # the last sample
         self._watched = ""  # an attempt_id
-        self._since = 0.0  # when its last output came, on the worker's clock
+        self._since = 0.0  # when the watched request's last output came, on the worker's clock
         self._until = 0.0
 
     def look(self, outputs: Any, now: float) -> str:
@@ -105,7 +105,7 @@ class GapSampler:
 
 
 class WorkerStream:
-    """One worker's Run stream. At its end each remaining listener gets one `on_lost`."""
+    """One worker's Run stream. When it ends, each remaining listener gets one `on_lost`."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class WorkerStream:
             str, Callable[[str], None]
         ] = {}  # keyed by request id; called if its saved KV is lost
         self._outbox = Outbox(on_image)
-        self.sent = self._outbox.sent  # the images that the worker got
+        self.sent = self._outbox.sent  # the images that the worker was sent
         self._channel: grpc.aio.Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -133,11 +133,11 @@ class WorkerStream:
         self.emitted_at = 0.0  # when the engine emitted the last outputs, on our clock
         self._gap = GapSampler()
         self._last_sent_at = 0.0  # the worker's clock
-        self._heard = True  # a message came since the last check
+        self._heard = True  # a message has come since the last check
         self._silent_checks, self._most_silent = 0, CHECKS
         self.ended = False
         self.speculative_method = ""  # empty without speculation
-        self.gang = ""  # the life of the worker's gang; empty without one
+        self.gang = ""  # the life of the worker's gang; empty without a gang
         self._lag_s = 0.0  # delay of the last message, compared with the quickest one
         self._read_at = 0.0  # our clock
 
@@ -182,7 +182,7 @@ class WorkerStream:
         return ""
 
     def begin(self, listener: StreamListener, start: worker_pb2.Start, images: Sequence[Image] = ()) -> bool:
-        """Send `start`, after those of `images` that its worker does not have; messages go to `listener`.
+        """Send the images that the worker lacks, then `start`; the replies go to `listener`.
 
         Return False if the stream has ended or is congested.
         """
@@ -204,7 +204,7 @@ class WorkerStream:
 
     @contextlib.contextmanager
     def watch_pull(self, request_id: str, on_lost: Callable[[str], None]) -> Iterator[None]:
-        """Call `on_lost` if this worker is lost inside the block, while its KV is pulled."""
+        """Call `on_lost` if this worker is lost inside the block, while its KV is being pulled."""
         if self.ended:
             on_lost("its stream has ended")
         self._pulls[request_id] = on_lost
@@ -219,11 +219,11 @@ class WorkerStream:
             self._outbox.abort(request_id)
 
     def lag_s(self, now: float) -> float:
-        """Return how far behind this stream is read, seconds; 0 if its last message is too old."""
+        """Return how many seconds late this stream is being read; 0 if its last message is too old."""
         return self._lag_s if now < self._read_at + LAG_COUNTS_S else 0.0
 
     def check_silence(self, silence_s: float) -> None:
-        """End the stream if it was silent for `silence_s`; called CHECKS times within that time.
+        """End the stream if it has been silent for `silence_s`; called CHECKS times within that time.
 
         It counts checks, not seconds: if this process was suspended, unread messages are not the worker's
         fault.
@@ -233,7 +233,7 @@ class WorkerStream:
         self._check_silence(f"no message for {silence_s * self._most_silent / CHECKS:g} s")
 
     def gang_ended(self) -> None:
-        """Accept less silence: another worker of this worker's gang has ended, so this one may hang.
+        """Accept less silence: another worker of this worker's gang has ended, so this one may be hanging.
 
         If it does not hang, it reports the end of each request itself.
         """
@@ -262,7 +262,7 @@ class WorkerStream:
         try:
             await self._outbox.send(call.write)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reader reports it
+            return  # the reader reports the error
 
     async def _read(self, call: Any) -> None:
         message = "the router failed to read its stream"
@@ -280,7 +280,7 @@ class WorkerStream:
             call.cancel()
             if not self.ended:
                 self._end(message, lost=True)
-                _detached(self.close())  # another task closes, because closing waits for this task
+                _detached(self.close())  # in another task, because closing waits for this one
 
     def _dispatch(self, reply: worker_pb2.RunReply) -> None:
         listeners = self._listeners
@@ -303,7 +303,7 @@ class WorkerStream:
                     getattr(listener, f"on_{kind}")(note)
 
     def _note_lag(self, sent_at: float, offset_s: float) -> None:
-        """Compare with the quickest message so far, adjusted for the drift of the hosts' clocks."""
+        """Compare a message with the quickest one so far, adjusted for the drift of the hosts' clocks."""
         faded = self.clock_offset_s + CLOCK_DRIFT * max(0.0, sent_at - self._last_sent_at)
         self._last_sent_at = sent_at
         self.clock_offset_s = min(faded, offset_s)
@@ -340,7 +340,7 @@ class WorkerStream:
 
     @property
     def _idle(self) -> bool:
-        """Whether it has no requests and no KV to be pulled, which the worker frees with the stream."""
+        """Whether it has no requests and no KV to be pulled. The worker frees such KV with the stream."""
         return not self._listeners and not self._pulls
 
     async def _close_idle(self) -> None:

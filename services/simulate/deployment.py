@@ -58,7 +58,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Setup:
-    """A simulation without its trace."""
+    """The settings of a simulation, without its trace."""
 
     split: Split
     profile: Profile = field(default_factory=Profile)

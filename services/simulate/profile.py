@@ -55,7 +55,7 @@ class Pace(_Section):
         """Return the time of a step.
 
         tokens: prompt tokens
-        pairs: sum over these of the tokens before their chunk of the prompt
+        pairs: sum over the chunks of their tokens times the prompt tokens before them
         requests: decoding requests
         context: sum of their contexts, in tokens
         """

@@ -56,8 +56,8 @@ class Kind:
     first: int  # tokens that the first turn adds
     turn: int  # tokens that a later turn adds after the last answer
     output: int
-    turns: float  # mean of a conversation
-    think_s: float  # mean from an answer to the next turn
+    turns: float  # mean number per conversation
+    think_s: float  # mean time from an answer to the next turn
 
 
 KINDS = {

@@ -1,7 +1,7 @@
 """Search for the split into prefill and decode workers that serves a trace best.
 
-That is the split with the most requests within the goals, and among equals (within `EQUAL`) the one with the
-shortest times to first token. With few workers all splits are simulated. With many, a coarse grid is refined
+The best split has the most requests within the goals; among equals (within `EQUAL`), it has the shortest
+times to first token. With few workers all splits are simulated. With many, a coarse grid is refined
 around the best split, because goodput has a single peak.
 """
 
@@ -17,7 +17,7 @@ from baton.services.simulate.simulation import Progress, simulate
 from baton.services.simulate.traces import Trace
 
 ALL_UP_TO = 9  # if there are more splits, only some are simulated
-EQUAL = 0.005  # difference in the share within the goals that does not count
+EQUAL = 0.005  # smaller differences in the share within the goals are ignored
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ Begin = Callable[[Split], Progress | None]
 
 
 def search(setup: Setup, trace: Callable[[], Trace], workers: int, begin: Begin) -> list[Tried]:
-    """Simulate splits of `workers` workers (2 or more), and as many mixed ones; return the best first.
+    """Simulate splits of `workers` workers (2 or more), and as many mixed workers; return the best first.
 
-    `trace` returns a new copy of the trace for each. Raises BadPolicy.
+    `trace` returns a new copy of the trace for each split. Raises BadPolicy.
     """
     tried: dict[int, Tried] = {}
 

@@ -1,12 +1,12 @@
-"""Enforce all limits of a caller, its key's and its tenant's.
+"""Enforce all limits of a caller: those of its key and those of its tenant.
 
 A router reports how many requests it runs, not changes of that number: late messages are ignored, and the
-requests of a dead router expire. A request takes two Redis calls, and each owner with running requests one
-more every `redis_keys.RENEW_S`.
+requests of a dead router expire. A request takes two Redis calls; each owner with running requests adds a
+call every `redis_keys.RENEW_S`.
 
-Rates are throttled-py's GCRA: a bucket of one period's worth, of which the time is stored at which it will be
-full again. There is no window boundary at which twice the rate passes. Corrections use our own code, because
-the library keeps the old number if the new one would be in the past.
+Rates use throttled-py's GCRA: a bucket of one period's worth, stored as the time at which it will be full
+again. There are no windows at whose boundaries twice the rate could pass. Corrections use our own code,
+because the library keeps the old number if the new one would be in the past.
 
 Uses undocumented parts of throttled: its store backends, one of them with our Redis client; the GCRA actions
 of throttled.rate_limiter.gcra and throttled.asyncio.rate_limiter.gcra, and the number that they store:
@@ -49,7 +49,7 @@ class Slots:
         self.held: Counter[str] = Counter()
         self._shared = shared
         self._router_id = router_id
-        # Begin at the clock's time, so that numbers also grow over a restart; a double holds microseconds
+        # Start at the clock's time, so numbers keep growing across a restart; a double holds microseconds
         # exactly.
         self._numbers = itertools.count(time.time_ns() // 1_000)
         self._script = shared.script("slots") if shared is not None else None
@@ -190,16 +190,16 @@ _NOUNS = {
 }
 
 
-# One limit of one owner, counted first in this router (`_here`), then in the count that all routers share.
-# To take returns None, or the seconds until it may succeed; a negative amount is given back without a check.
-# The router's own count is never above the shared one, so a refusal by it needs no Redis call. While Redis is
-# down, it alone applies.
+# One limit of one owner: first in this router's own count (`_here`), then in the count that all routers
+# share. Taking returns None on success, or else the seconds until it may succeed. Giving back is never
+# refused, even a negative amount. The router's own count is never above the shared one, so its refusal saves
+# a Redis call. While Redis is down, only the router's own count applies.
 Limit = Rate | SlotLimit
 
 
 class Quotas:
     def __init__(self, shared: SharedStore | None, router_id: str, processes: int = 1) -> None:
-        """Share limits through `shared`, or without it divide them among this router's processes."""
+        """Share limits through `shared`; without it, divide them among this router's processes."""
         self._shared = shared
         parts = processes if shared is None else 1
         self._rates = Rates(shared, parts)

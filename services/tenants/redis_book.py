@@ -1,7 +1,7 @@
 """The key book in Redis, for several routers without a shared file.
 
 A router that reads the book also writes a probe key: a former master that is cut off from the new one still
-answers reads, and revoked keys would stay valid.
+answers reads, so revoked keys would stay valid.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from baton.services.top.view import Seen, share
 REFRESH_S = 1.0
 SHOWN_REQUESTS = 20
 KEPT_EVENTS = 200
-ID_WIDTH = 27  # then all columns fit into 80
+ID_WIDTH = 27  # all columns then fit into 80 characters
 _COLUMNS = ("worker", "side", "state", "run", "wait", "KV", "acc", "tok/s")
 _REQUESTS = ("request", "outcome", "in", "out", "prefill", "handoff", "decode", "ago s")
 _OTHER = {"prefill": "decode", "decode": "prefill"}

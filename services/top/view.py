@@ -67,7 +67,7 @@ def sides(of: Sequence[Row]) -> Iterator[str]:
 
 
 def forming(workers: Iterable[pb.WorkerStatus]) -> str:
-    """Return the gangs that are not ready in words, `SHOWN_GANGS` at most."""
+    """Describe the gangs that are not ready, at most `SHOWN_GANGS` of them."""
     found = [one.words for one in gangs_of(workers).values() if one.state != "ready"]
     more = len(found) - SHOWN_GANGS
     return "; ".join(found[:SHOWN_GANGS]) + (f" and {more} more" if more > 0 else "")
@@ -78,7 +78,7 @@ def share(value: float | None) -> str:
 
 
 def changes(before: pb.Description, now: pb.Description) -> Iterator[str]:
-    """Yield the routers that came and went, and what became of the store."""
+    """Yield the routers that came or went, and whether the store went down or is back."""
     was, there = ({one.router_id for one in each.routers} for each in (before, now))
     yield from (f"{name}: new" for name in sorted(there - was))
     yield from (f"{name}: gone" for name in sorted(was - there))

@@ -1,10 +1,10 @@
 """Enforce a worker's limits: accept a request, or refuse it at once.
 
-Routers and schedulers may give away the same room within a few milliseconds, so the worker counts for itself,
+Within milliseconds, routers and schedulers may give away the same room, so the worker keeps its own count,
 in the units of a booking (scheduler/booking.py): a request from its Start to its end, and its prompt until
 the first output. A booked request always fits, unless the abort of another is still on its way. Requests
-without a booking (a SAVE, a request that runs alone) are limited in number only. For the event loop's thread;
-1.2 us a request.
+without a booking (a SAVE, a request that runs alone) are limited in number only. Used on the event loop's
+thread; costs 1.2 us per request.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Share:
 class Admission:
     """The room that one worker's requests hold.
 
-    Invariants: each figure is the sum over all shares that have not been given back, so never below zero. It
-    exceeds its limit only if a single request does.
+    Invariants: each figure is the sum over all shares that have not been given back, so it is never below
+    zero. It exceeds its limit only if a single request does.
     """
 
     def __init__(self, limits: PlacementLimits) -> None:
@@ -55,7 +55,7 @@ class Admission:
             share = Share(prompt_tokens=max(1, start.prompt_tokens), requests=1)
             problem = self._prompt_problem(share)
         else:
-            # An idle worker accepts a request of any size; capped, so that other requests still fit.
+            # An idle worker accepts a request of any size; its share is capped, so that others still fit.
             blocks = min(start.blocks, self._max_blocks)
             share = Share(start.prompt_tokens, 1, blocks)
             problem = self._prompt_problem(share) or self._decode_problem(share)

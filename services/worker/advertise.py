@@ -1,6 +1,6 @@
 """Find the addresses at which other processes reach a worker and its KV.
 
-A worker that listens on one address advertises that. A worker that listens on all addresses (0.0.0.0, ::)
+A worker that listens on one address advertises it. A worker that listens on all addresses (0.0.0.0, ::)
 advertises the one from which it reaches the scheduler.
 """
 

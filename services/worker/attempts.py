@@ -38,18 +38,18 @@ class RunningAttempt:
     traceparent: str = ""  # appears in log lines
     arrived_s: float = field(default_factory=time.monotonic)
     prepared: Any = None  # services/engine/requests.py: Prepared
-    preparing: asyncio.Task[None] | None = None  # brings embeddings, or compiles its grammar; then submits it
+    preparing: asyncio.Task[None] | None = None  # brings embeddings or compiles the grammar, then submits
     inside: bool = False  # engine steps may include it
     alone: bool = False  # it must run without other requests in the engine
     more_alone: bool = False  # its router has another such request
     share: Share = field(default_factory=Share)
     received: Received | None = None  # images that came on its router's stream
     images: dict[str, Any] | None = None  # name -> prepared image, or its embeddings; None: find them here
-    embedding_bytes: int = 0  # taken of EmbeddingRoom
+    embedding_bytes: int = 0  # taken from EmbeddingRoom
 
     @property
     def mark(self) -> tuple[int, int]:
-        """The epoch and the rank of the phase; it rises with each Start of the request."""
+        """The epoch and the rank of the phase; the mark rises with each Start of the request."""
         return self.epoch, _ORDER[self.phase]
 
     @property
@@ -75,7 +75,7 @@ class Attempts:
         return len(self._live)
 
     def begin(self, attempt: RunningAttempt) -> RunningAttempt | None:
-        """Start an attempt; end and return the older one. Raises RequestRefused(STALE)."""
+        """Start an attempt; end and return an older one, if any. Raises RequestRefused(STALE)."""
         older = self._of_request.get(attempt.request_id)
         _, ended = self._ended.get(attempt.request_id, (0.0, (0, 0)))
         seen = max(ended, older.mark if older is not None else (0, 0))

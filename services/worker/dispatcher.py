@@ -157,9 +157,9 @@ class Dispatcher:
     async def renew_leases(self, every_s: float) -> None:
         """Retain saved KV as long as its router is connected and has not released it. Runs until cancelled.
 
-        A request may wait at the decode worker for longer than a lease. After its deadline, its KV is no
-        longer renewed: the release must have been lost. Renewals begin every `every_s` seconds, however long
-        one takes, so that there is time for another if one fails.
+        A request may wait at the decode worker for longer than a lease. After its deadline, its KV's
+        lease is no longer renewed: the release must have been lost. Renewals begin every `every_s` seconds,
+        however long each takes, so that there is time for another one if one fails.
         """
         while True:
             began = time.monotonic()
@@ -226,7 +226,7 @@ class Dispatcher:
             raise RequestRefused(Failed.CODE_INVALID, f"phase {start.phase} is not known here")
         if (start.phase == PHASE_ENCODE) == self._role.generates:
             raise RequestRefused(Failed.CODE_INVALID, f"this is a worker of role {self._role.name}")
-        older = self._attempts.begin(attempt)  # also gives back the older attempt's room
+        older = self._attempts.begin(attempt)  # also gives back an older attempt's room
         if older is not None:
             self._host.abort([older.internal_id])
         self.outgoing.supersede(attempt.request_id, attempt.epoch)
@@ -305,7 +305,7 @@ class Dispatcher:
             replies[attempt.session].failed.append(attempt.failed(*why))
 
     def _refuse(self, saved: Saved, replies: Replies) -> None:
-        """Refuse a prompt that was not computed: no room for its KV, or the KV to save is not cached."""
+        """Refuse a prompt that was not computed: its KV has no room, or the KV to save is not cached."""
         attempt = self._attempts.live(saved.request_id)
         if attempt is None or saved.problem is None:
             return
@@ -378,7 +378,7 @@ class Dispatcher:
         self._fail_all([(attempt, attempt.failed(refused.code, str(refused), refused.images))])
 
     def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
-        """Tell all routers. If a rank was lost no request is at fault: they only see streams end."""
+        """Fail all requests; if a rank was lost, routers of running ones only see their streams end."""
         why = self._closed_because = "this worker's engine failed"
         failed: list[tuple[RunningAttempt, Failed]] = []
         for attempt in self._attempts.all():
@@ -411,7 +411,7 @@ class Dispatcher:
         if attempt.incoming is not None:
             attempt.incoming.cancel()
         if attempt.phase != PHASE_DECODE:
-            self.outgoing.over(attempt.request_id, attempt.epoch)  # has no effect if the KV is kept
+            self.outgoing.over(attempt.request_id, attempt.epoch)  # no effect if the KV was saved
 
     def _cut(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> Failed:
         self._end(attempt)

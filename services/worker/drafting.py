@@ -37,7 +37,7 @@ class DraftMethod:
 
 
 def method_of(engine: EngineSettings) -> DraftMethod | None:
-    """Return the drafting method, None without speculation. Raises ConfigError for impossible settings."""
+    """Return the drafting method, or None without speculation. Raises ConfigError for impossible settings."""
     spec, method = engine.speculative_config, validation.check(engine)
     if spec is None or method is None:
         return None
@@ -72,8 +72,8 @@ class DraftMetrics(Metrics):
     def __init__(self, registry: CollectorRegistry, method: str, limit: int, model_positions: int) -> None:
         """Register metrics of drafts of up to `limit` tokens.
 
-        A draft model drafts the first `model_positions` tokens, text matching the others. In a hybrid, a long
-        match may also replace the model's tokens.
+        A draft model drafts the first `model_positions` tokens, and text matching drafts the others. In a
+        hybrid, a long match may also replace the model's tokens.
         """
         super().__init__(registry, method=method)
         from_model = "model" if model_positions == limit else "either"

@@ -1,8 +1,8 @@
 """Fetch the embeddings of a request's images from the encode workers that compute them.
 
-All images are followed at once, with the Follow call, and their embeddings are pulled in threads. If one
-fails, the attempt fails, and its router tries again and sends that image whole. Requests wait while other
-requests keep too many embeddings.
+All images are followed concurrently, with the Follow call, and their embeddings are pulled in threads. If one
+fails, the attempt fails, and its router tries again and sends that image whole. A request waits while others
+take up too much memory with their embeddings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 WAIT_S = 30.0  # limit of the wait for all embeddings of a request
 ROOM_S = 5.0  # limit of the wait for room
-_PULLS = 4  # at once
+_PULLS = 4  # concurrent pulls
 
 
 class EmbeddingRoom:
@@ -81,7 +81,7 @@ class EmbeddingRoom:
 
 
 class EmbeddingsComing:
-    """The embeddings that this worker's requests wait for."""
+    """The embeddings that this worker's requests are waiting for."""
 
     def __init__(self, following: Following, metrics: WorkerMetrics) -> None:
         self.room = EmbeddingRoom()
@@ -102,7 +102,7 @@ class EmbeddingsComing:
     async def bring(
         self, attempt: RunningAttempt, encoded: Sequence[Encoded], rows: Mapping[str, int], left_s: float
     ) -> dict[str, Embeddings]:
-        """Return the embeddings by image. rows: how many of each image. Raises RequestRefused."""
+        """Return the embeddings by image. rows: how many each image has. Raises RequestRefused."""
         puller, names = self._puller, [one.identifier for one in encoded]
         if puller is None:
             raise RequestRefused(Failed.CODE_MEDIA, "this worker pulls no embeddings", names)

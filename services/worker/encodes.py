@@ -24,7 +24,7 @@ class Encodes:
         self._computed = self._found = 0  # images
 
     def kept(self) -> Embeddings | None:
-        """Return what this worker keeps; None unless it is an encode worker."""
+        """Return figures on the embeddings kept here; None if this is not an encode worker."""
         if self._host.shelf is None:
             return None
         images, size, capacity = self._host.shelf.size()

@@ -1,10 +1,10 @@
 """Run suspect requests alone: while one runs, no engine step includes another request.
 
 A router asks for this if an engine failed while the request was running. Running requests get `GRACE_S` to
-finish and are then moved to other workers; requests that wait for KV stay. New requests, and first tokens,
-are held and passed on in order afterwards. Suspects run one after another. Other requests are held for at
-most `TURN_S`: a suspect that takes longer is sent back, and the engine is emptied again only after the other
-requests have run as long.
+finish and are then moved to other workers; requests that are waiting for KV stay. New requests, and first
+tokens, are held and passed on in order afterwards. Suspects run one after another. Other requests are held
+for at most `TURN_S`: a suspect that takes longer is sent back, and the engine is emptied again only after the
+other requests have run for as long.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Begin = Callable[[], None]
 
 
 class EngineGate:
-    """For the event loop's thread. Invariant: while `_now` is set, no step includes another live attempt."""
+    """On the event loop's thread. Invariant: while `_now` is set, no step includes another live attempt."""
 
     def __init__(self, attempts: Attempts, move_on: Callable[[list[RunningAttempt]], None]) -> None:
         """Use `move_on` to abort attempts, so that their routers place them elsewhere."""
         self._attempts = attempts
         self._move_on = move_on
-        self._alone: OrderedDict[str, tuple[RunningAttempt, Begin]] = OrderedDict()  # suspects that wait
+        self._alone: OrderedDict[str, tuple[RunningAttempt, Begin]] = OrderedDict()  # waiting suspects
         self._held: OrderedDict[str, list[Begin]] = OrderedDict()
         self._now: RunningAttempt | None = None
         self._holds = False
@@ -86,7 +86,7 @@ class EngineGate:
         if attempt is self._now:
             self._now = None
             self._lingers_until = time.monotonic() + LINGER_S if attempt.more_alone else 0.0
-        asyncio.get_running_loop().call_soon(self._look)  # once, even if many end together
+        asyncio.get_running_loop().call_soon(self._look)  # later, when all that end together have ended
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -123,7 +123,7 @@ class EngineGate:
         begin()
 
     def _watch(self, attempt: RunningAttempt, now: float) -> None:
-        """Send the suspect back to its router when its time is up, if other requests wait."""
+        """Send the suspect back to its router when its time is up, if other requests are waiting."""
         ends = self._since + GRACE_S + TURN_S
         if now < ends:
             self._look_at(ends)

@@ -44,7 +44,7 @@ class Entrance:
         refuse: Callable[[str, Exception], None],
         encoded: Callable[[RunningAttempt, EmbeddingManifest], None],
     ) -> None:
-        """`fail`, `refuse` and `encoded` (the embeddings were kept here) end an attempt and report it."""
+        """`fail`, `refuse` and `encoded` (for embeddings that are kept here) end an attempt and report it."""
         self._host = host
         self._gate = gate
         self._grammars = grammars
@@ -75,7 +75,7 @@ class Entrance:
         self._embeddings.room.give_back(attempt)
 
     def begin(self, attempt: RunningAttempt, start: Start) -> None:
-        """Begin an attempt, with what other workers compute for it. Raises RequestRefused."""
+        """Begin an attempt, and get what other workers compute for it. Raises RequestRefused."""
         if start.phase == PHASE_ENCODE:
             self._encode(attempt, start)
         elif start.encoded:
@@ -116,7 +116,7 @@ class Entrance:
         self._gate.then(attempt, partial(self._host.begin_load, attempt.internal_id, attempt.epoch, manifest))
 
     def resume(self, attempt: RunningAttempt, complete: Complete) -> None:
-        """Give the submitted request its token and all KV. Raises RequestRefused."""
+        """Give the submitted request its first token and all KV. Raises RequestRefused."""
         give_tokens = requests.resume(attempt.prepared, complete)
         self._gate.go_on(
             attempt,
@@ -221,7 +221,7 @@ class Entrance:
 
 @contextmanager
 def _building(attempt: RunningAttempt) -> Iterator[None]:
-    """Refuse a request that cannot be built: otherwise it would end its router's stream with all requests."""
+    """Refuse a request that cannot be built: the error would end its router's stream with all requests."""
     try:
         yield
     except RequestRefused:

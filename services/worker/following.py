@@ -35,7 +35,7 @@ AGAIN_S = 1.0  # connect timeout of the retry
 PAUSE_S = 0.05  # longest pause before a call is retried
 MAX_CHANNELS = 256  # beyond this, idle ones are closed; gRPC disconnects an idle one after 30 minutes
 
-# The source refuses. Any other status means that the call broke.
+# Statuses with which the source refuses. Any other status means that the call broke.
 _REFUSALS: Mapping[grpc.StatusCode, type[errors.HandoffError]] = MappingProxyType(
     {
         grpc.StatusCode.NOT_FOUND: errors.UnknownHandoff,
@@ -57,7 +57,7 @@ class _FailureError(Exception):
 
 
 class SourceListener(Protocol):
-    """A receiver of a source's replies. The last is `on_complete` or `on_failed`."""
+    """A receiver of a source's replies. The last call is `on_complete` or `on_failed`."""
 
     call: asyncio.Task[None] | None
 
@@ -151,7 +151,7 @@ class Following:
 
 
 async def _connected(channel: grpc.aio.Channel, within_s: float) -> bool:
-    """Wait until a channel connects or fails (gRPC alone: 20 s); return which. Raises _FailureError."""
+    """Wait `within_s` for a channel (gRPC: 20 s); return whether it connected. Raises _FailureError."""
     state = channel.get_state(try_to_connect=True)
     try:
         async with asyncio.timeout(within_s):

@@ -22,8 +22,8 @@ from baton.services.gang.link import GangLink, Leader, Member, Seat, Silence
 
 LOOPBACK = "127.0.0.1"  # where the members meet, if all are on one machine
 MEET_S = 600.0  # a member may be waiting for its restart
-# Seconds without a message after which a member counts as dead until all serve. After that schedulers' limit
-# (scheduler.worker_lease_s) holds. The end of a process is noticed at once.
+# Until all members serve, a member counts as dead after this many seconds without a message. After that, the
+# schedulers' limit (scheduler.worker_lease_s) applies. The end of a process is noticed at once.
 LOADING_SILENCE_S = 20.0
 
 
@@ -50,7 +50,7 @@ def gang_of(settings: Settings) -> scheduler_pb2.Gang | None:
 
 
 def is_limb(settings: Settings) -> bool:
-    """Return whether a process has ranks of an engine on another machine, and is not a worker."""
+    """Return whether a process is a limb: it has ranks of another process's engine, and is no worker."""
     return settings.worker.gang_rank % settings.engine.spread > 0
 
 
@@ -104,14 +104,14 @@ class WorkerGang:
             if seat.rank
             else Leader(seat, silence, rung, self._open_world)
         )
-        self.life = ""  # the id of rank 0's worker, / and a random text
+        self.life = ""  # the id of rank 0's worker, a slash and random text
 
     def add_to(self, server: Any) -> None:
         if isinstance(self.link, Leader):
             gang_pb2_grpc.add_GangServicer_to_server(self.link, server)  # type: ignore[no-untyped-call]
 
     async def meet(self) -> GangRank:
-        """Wait for the others. Raises StartError."""
+        """Wait for the other members. Raises StartError."""
         world = await self.link.meet(MEET_S)
         own, seat = self._own_host, self.link.seat
         if own == LOOPBACK != world.host:  # the engines trust whatever serves their store
@@ -126,7 +126,7 @@ class WorkerGang:
         self.link.tell(gang_pb2.STAGE_DRAINING)
 
     async def end(self, within_s: float, failed: asyncio.Future[Any]) -> None:
-        """Tell the gang that this worker is drained; wait for the others, unless its engine has `failed`."""
+        """Unless the engine `failed`, tell the gang that this worker is drained, and wait for the gang."""
         if not failed.done():
             self.link.tell(gang_pb2.STAGE_DRAINED)
             await self.drained(within_s, failed)
@@ -134,7 +134,7 @@ class WorkerGang:
             await self.link.close()
 
     async def drained(self, within_s: float, failed: asyncio.Future[Any]) -> None:
-        """Wait until all are drained, or `within_s` seconds, or until the gang is over or `failed`."""
+        """Wait until all are drained, the gang is over or the engine `failed`, for at most `within_s`."""
         drained = asyncio.create_task(self.link.drained.wait())
         waited: list[asyncio.Future[Any]] = [drained, self.link.lost, failed]
         await asyncio.wait(waited, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +160,7 @@ class WorkerGang:
     def _open_world(self) -> gang_pb2.World:
         host = self._own_host
         self._store = open_store(host)
-        life = f"{self.link.seat.worker_id}/{uuid.uuid4().hex[:8]}"  # a pod's successor has its worker id
+        life = f"{self.link.seat.worker_id}/{uuid.uuid4().hex[:8]}"  # a pod's successor has the same id
         return gang_pb2.World(life=life, host=host, store_port=self._store.port)
 
 

@@ -27,7 +27,7 @@ class Grammars:
     async def prepare(self, request: Any, party: int) -> None:
         """Compile the grammar of vLLM's Request, so that no engine step waits for it.
 
-        party: the client, among which compilation takes turns. Raises RequestRefused, and whatever the
+        party: the client; clients take turns in compilation. Raises RequestRefused, and whatever the
         compiler raises. Cancelling this call leaves at most one compilation running.
         """
         verdict = await self._house.check(request.sampling_params, party)

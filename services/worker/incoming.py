@@ -1,8 +1,8 @@
 """The state machine of an attempt whose KV, or the KV of its prompt's beginning, comes from another worker.
 
-A DECODE is in the engine from its Start on, with its blocks reserved. Held here until the source has
-completed are requests that need their first token to be built (`Prepared.late`), and prompts whose beginning
-is pulled, which can also be computed whole. TRANSITIONS and OPTIONAL encode this picture:
+A DECODE is in the engine from its Start on, with its blocks reserved. Two kinds of requests are held here
+until the source has completed: those that need their first token to be built (`Prepared.late`), and prompts
+whose beginning is pulled; these can also be computed whole. TRANSITIONS and OPTIONAL encode this picture:
 
     ASKED ──begun──► BEGUN ──complete──► COMPLETE ──loaded──► LOADED
       └──────────────────complete───────────▲
@@ -10,7 +10,7 @@ is pulled, which can also be computed whole. TRANSITIONS and OPTIONAL encode thi
     all but OVER ──cancelled──► OVER
     a prompt's beginning: ASKED, BEGUN ──refused, lost, late, wrong──► WHOLE ◄──wrong── COMPLETE
 
-For the event loop's thread. An attempt is submitted once and gets its token once.
+Used on the event loop's thread. An attempt is submitted once and gets its token once.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Incoming:
             else:
                 self._entrance.enter(self._attempt, held, complete)
         except RequestRefused as refused:
-            self._held = held  # it was not submitted
+            self._held = held  # the request was not submitted
             self._fail(Event.WRONG, Problem.of(ManifestError(str(refused))), refused.code)
 
     def on_failed(self, event: Event, problem: Problem) -> None:

@@ -49,16 +49,16 @@ _HEAVY = (
 
 
 def preload() -> None:
-    """Import slow modules, for quick forks. Starts no thread and no connection: neither survives a fork."""
+    """Import slow modules, for quick forks. Starts no threads or connections: they do not survive forks."""
     import_all(_HEAVY)
 
 
 def run_worker(settings: Settings, role: str) -> None:
     """Run a worker of `role`, or a limb of one, until a signal, an operator or a failure ends it.
 
-    Raises ConfigError, StartError, PeerRefused or SecurityError if it cannot start. Otherwise it exits: if
-    the engine failed, with a line on stderr and status ENGINE_FAILED (1 if a rank was lost). SIGTERM, SIGINT
-    and SIGHUP drain; a second SIGTERM or SIGINT ends it at once.
+    Raises ConfigError, StartError, PeerRefused or SecurityError if it cannot start. Otherwise the
+    process exits: if the engine failed, with a line on stderr and status ENGINE_FAILED (1 if a rank was
+    lost). SIGTERM, SIGINT and SIGHUP drain the worker; a second SIGTERM or SIGINT ends the process at once.
     """
     from baton.services.worker.limb import Limb
     from baton.services.worker.node import Node
@@ -66,7 +66,7 @@ def run_worker(settings: Settings, role: str) -> None:
     worker_id = settings.worker.worker_id or f"{role}-{socket.gethostname()}-{os.getpid()}"
     names = worker_id, worker_id.removesuffix(f".{os.getpid()}")  # as `baton up` names its workers
     logs.configure(settings.log_format, worker_id)
-    # First, because joining a CA may start threads.
+    # Fork first, because joining a CA may start threads.
     house = None if is_limb(settings) else GrammarHouse(fork_helper())
     the_role = roles.role(role)
     if not the_role.generates:

@@ -1,7 +1,7 @@
-"""Run a limb: the ranks of a worker's engine on a further machine.
+"""Run a limb: the ranks of a worker's engine on another machine.
 
-It takes no requests, and the scheduler does not know it. It is a member of the worker's gang: it learns there
-where the ranks meet, and ends with it.
+A limb takes no requests, and the scheduler does not know of it. It is a member of the worker's gang, from
+which it learns where the ranks meet, and with which it ends.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Limb:
         rank = await meeting
         plan = EnginePlan(
             self._settings,
-            gang.life.rsplit("/", 1)[0],  # as the ranks of the worker itself
+            gang.life.rsplit("/", 1)[0],  # the worker's id, as for the worker's own ranks
             self._identity.model_fingerprint,
             needs_handoffs=self._role.needs_handoffs,
             adapters=self._adapters,
@@ -117,7 +117,7 @@ class Limb:
             task.cancel()
         if not failed.done() and not link.lost.done():
             link.tell(gang_pb2.STAGE_DRAINED)  # which also lets the others drain
-            # The worker drains for this long, and then waits as long for the rest of the gang.
+            # The worker drains for drain_timeout_s, and then waits as long again for the gang.
             await gang.drained(2 * self._settings.worker.drain_timeout_s, failed)
         if failed.done():
             raise EngineFailed(f"the engine failed: {failed.result()}") from failed.result()

@@ -1,8 +1,8 @@
 """Keep decoded images, so that routers need not send them again for chat turns, retries and siblings.
 
 An image arrives in parts on a router's stream (`Assembly`). A thread decodes it before the stream is read
-further, so it is available when the Start that follows it is read. Images are dropped in the order of
-their last use; the engine's requests keep their own.
+further, so it is available when the Start that follows it is read. The least recently used images are
+dropped first; the engine's requests keep references of their own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MediaStore:
         return kept[0]
 
     async def add(self, identifier: str, data: bytearray) -> Any | None:
-        """Keep an image, and return it decoded. An unreadable one is left out, so its request fails alone."""
+        """Keep an image, and return it decoded. Unreadable ones are left out, so only their requests fail."""
         try:
             item = await asyncio.to_thread(self._decode, data)
         except ValueError as error:

@@ -21,7 +21,7 @@ _MS = 1e-3
 
 
 class WorkerMetrics(Metrics):
-    """The metrics of one worker, set in the event loop's thread."""
+    """The metrics of one worker, set on the event loop's thread."""
 
     prefix = "baton_worker_"
 
@@ -133,7 +133,7 @@ class WorkerMetrics(Metrics):
         self._embeddings_load_failed.labels(error).inc()
 
     def ask(self, staged_now: Callable[[], Staged | None], dummy_steps: Callable[[], int]) -> None:
-        """Ask once per scrape, in the scrape's thread, for saved KV (None: unknown) and steps so far."""
+        """Ask once per scrape, on its thread, for saved KV (None: unknown) and dummy steps so far."""
         counted = 0
 
         def look() -> None:
@@ -150,7 +150,7 @@ class WorkerMetrics(Metrics):
 
 
 class _BeforeScrape(Collector):
-    """A collector without metrics, which updates others at the beginning of each scrape."""
+    """A collector without metrics, which updates other metrics at the beginning of each scrape."""
 
     def __init__(self, before: CollectorRegistry) -> None:
         self.look: Callable[[], None] = lambda: None

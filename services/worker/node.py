@@ -57,7 +57,7 @@ FLUSH_S = 1.0  # limit for sending the last replies to routers
 # Time for routers to read their last replies before their streams end: gRPC drops unread ones.
 LAST_WORDS_S = 0.2
 SERVER_GRACE_S = 1.0
-QUICK_S = 0.5  # the slowest heartbeat from which the clock offset is taken; the error is half of it
+QUICK_S = 0.5  # the slowest heartbeat from which the clock offset is taken; the error is at most half
 
 _HEALTH_NAMES = ("", worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -101,7 +101,7 @@ class Node:
         self._drafting: Drafting | None = None
         self._kv_host = ""  # host at which other workers reach saved KV
         self._staged = Staged()  # as of the last look
-        self._fence = 0  # the fence of the last autoscaler that changed its role
+        self._fence = 0  # the fence of the last autoscaler that changed the role
 
     async def run(self) -> int:
         """Run; return the exit status. Raises StartError, PeerRefused, ConfigError, EngineFailed."""
@@ -194,7 +194,7 @@ class Node:
                     return 0
                 load = partial(load, await meeting, self._gang.link.ring)
                 session.identity.gang.life = mine.gang.life = self._gang.life  # read by Hello
-                session.revision += 1  # registers anew
+                session.revision += 1  # so that it registers again
                 session.wake()
             logger.info("loading %s", self._settings.engine.model)
             loading = asyncio.create_task(load())
@@ -244,7 +244,7 @@ class Node:
             if self._gang is not None:
                 await self._gang.end(self._settings.worker.drain_timeout_s, dispatcher.failed)
         elif self._gang is not None:
-            await self._gang.link.close()  # first, because the others wait for this engine
+            await self._gang.link.close()  # first, because the other members are waiting for this engine
         await self._flush(dispatcher)
         if dispatcher.failed.done() or self._handed_back:
             await asyncio.sleep(LAST_WORDS_S)
@@ -267,8 +267,8 @@ class Node:
 
     @staticmethod
     async def _nothing_to_pull(dispatcher: Dispatcher, host: EngineHost) -> bool:
-        """Return whether no saved KV and no embeddings wait; False if that is unknown."""
-        if host.shelf is not None:  # it also keeps embeddings that nobody waits for
+        """Return whether no saved KV and no embeddings are waiting; False if that is unknown."""
+        if host.shelf is not None:  # the shelf also keeps embeddings that nobody is waiting for
             return not dispatcher.outgoing.leased
         staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
         return staged is not None and staged.handoffs == 0

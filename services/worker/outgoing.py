@@ -1,16 +1,16 @@
-"""Offer the KV of prompts, or the embeddings of images, computed here to the workers that follow them.
+"""Offer what is computed here, prompts' KV or images' embeddings, to the workers that follow it.
 
-A router draws a key for a PREFILL, a SAVE or an ENCODE, and gives it to this worker and to the one that needs
-the result, which calls `Follow` (protos/worker.proto) with it at any time. That worker gets a `begun` if the
-KV can be pulled early, and one final reply.
+A router draws a key for a PREFILL, a SAVE or an ENCODE, and gives it to this worker and to the worker that
+needs the result. At any time, the latter calls `Follow` (protos/worker.proto) with the key. It gets a `begun`
+if the KV can be pulled early, and one final reply.
 
     PROMISED ──begun──► BEGUN ──complete──► KEPT        one step: PROMISED ──complete──► KEPT
        │                  │                   │
        └──────────────────┴───────────────────┴──over──► NOTHING ──REMEMBER_S──► forgotten
 
-For the event loop's thread. Invariants: a request has one handoff, of its latest attempt, with at most one
-follower; a second one replaces it. What a handoff keeps is released when it ends: when its router releases it
-or the router's stream ends, not when its follower leaves.
+Used on the event loop's thread. Invariants: a request has one handoff, of its latest attempt, with at most
+one follower; a second one replaces the first. What a handoff keeps is released when the handoff ends: when
+its router releases it or the router's stream ends, not when its follower leaves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from baton.protos import worker_pb2
 from baton.protos.handoff_pb2 import EmbeddingManifest, Manifest
 from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest
 
-WAIT_S = 10.0  # how long a follower waits for an attempt that has not arrived
+WAIT_S = 10.0  # how long a follower waits for an attempt that has not arrived yet
 MAX_WAITING = 1024  # followers that wait for an attempt; an open call takes 15 KB
 REMEMBER_S = 10.0  # how long an attempt's end is remembered for a late follower
 MAX_REMEMBERED = 4096
@@ -71,7 +71,7 @@ class Follower:
 
     @property
     def is_refused(self) -> bool:
-        """Whether it was refused; its call may still be open."""
+        """Whether the follower was refused; its call may still be open."""
         return self._refusal is not None
 
     def say(self, reply: FollowReply) -> None:
@@ -130,7 +130,7 @@ class Outgoing:
         self._release = release
         self._handoffs: dict[str, _Handoff] = {}  # keyed by request id
         self._leased: OrderedDict[str, _Handoff] = OrderedDict()  # sorted by the end of the lease
-        self._past: OrderedDict[str, _Handoff] = OrderedDict()  # their state is NOTHING; oldest first
+        self._past: OrderedDict[str, _Handoff] = OrderedDict()  # handoffs in state NOTHING; oldest first
         self._waiting: dict[tuple[str, int], list[Follower]] = {}  # keyed by request id and epoch
         self._waiters = 0
         self._ends = False  # new followers are refused
@@ -148,7 +148,7 @@ class Outgoing:
         )
         for follower in self._waiting.pop((request_id, epoch), ()):
             self._stop_waiting(follower)
-            if follower.is_refused:  # it timed out a moment ago
+            if follower.is_refused:  # its wait timed out a moment ago
                 continue
             try:
                 self._attach(handoff, follower)
@@ -175,8 +175,8 @@ class Outgoing:
     def over(self, request_id: str, epoch: int, problem: Problem | None = None) -> None:
         """Tell the follower that the attempt ended without a save.
 
-        `problem` is why; by default its first token was its last, or it was aborted. No effect if the KV was
-        saved or the handoff has ended.
+        problem: why; by default, because its first token was its last, or it was aborted. Has no effect if
+        the KV was saved or the handoff has ended.
         """
         handoff = self._of(request_id, epoch)
         if handoff is not None and handoff.state is not State.KEPT:
@@ -216,19 +216,19 @@ class Outgoing:
 
     @property
     def leased(self) -> bool:
-        """Whether anything is kept that its router has not released."""
+        """Whether anything is kept that a router has not released."""
         self.forget_expired()
         return bool(self._leased)
 
     def to_renew(self) -> list[Manifest]:
-        """Return the manifests of KV that is not released and whose request may still run."""
+        """Return the manifests of KV that has not been released and whose request may still run."""
         self.forget_expired()
         now = time.monotonic()
         leased = ((one.manifest, one.ends_s) for one in self._leased.values())
         return [kept for kept, ends_s in leased if isinstance(kept, Manifest) and ends_s >= now]
 
     def renewed(self, asked: Iterable[Manifest], held: Collection[tuple[str, int]], at_s: float) -> None:
-        """Renew the leases `asked` about at `at_s` that the ranks `held`, and end the other ones."""
+        """Renew, as of `at_s`, the `asked` leases that the ranks still `held`, and end the others."""
         gone = {id(one) for one in asked if (one.request_id, one.epoch) not in held}
         for handoff in list(self._leased.values()):
             manifest = handoff.manifest
@@ -328,7 +328,7 @@ class Outgoing:
         self._leased.move_to_end(handoff.request_id)
 
     def _lapse(self, handoff: _Handoff, error: HandoffError) -> None:
-        """Handle KV that the ranks no longer hold. While the prompt is computed, more may be saved later."""
+        """Handle KV that the ranks no longer hold. During the prefill, more may be saved later."""
         del self._leased[handoff.request_id]
         if handoff.state is State.KEPT:
             if isinstance(handoff.manifest, Manifest):

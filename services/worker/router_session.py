@@ -30,7 +30,7 @@ class RouterSession:
         self._queue: asyncio.Queue[RunReply] = asyncio.Queue(QUEUE_LIMIT)
         self._bytes = 0  # bytes of queued outputs
         self._over = asyncio.Event()
-        self.is_cut = False  # the router did not read
+        self.is_cut = False  # cut off because the router did not read
         self._sending = False
         self._spoke = False  # something was sent since the last check
 
@@ -62,7 +62,7 @@ class RouterSession:
         self._over.set()
 
     async def write(self, context: Any) -> None:
-        """Send replies until cancelled, or gRPC raises because the stream is closed."""
+        """Send replies until cancelled, or until gRPC raises because the stream is closed."""
         while True:
             reply = await self._queue.get()
             self._bytes -= len(reply.engine_outputs)

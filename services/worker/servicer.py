@@ -40,7 +40,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._host = host
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: Any) -> worker_pb2.HelloReply:
-        """Identify this worker, and refuse a router with another protocol, vLLM or model."""
+        """Identify this worker, and refuse a router with another protocol, vLLM version or model."""
         del context
         return worker_pb2.HelloReply(
             refusal=self._refusal(request), identity=self._identity, protocol=wire.PROTOCOL

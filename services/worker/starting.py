@@ -15,8 +15,8 @@ from baton.services.worker.gang import WorkerGang
 logger = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 10.0
-LOADING_S = 1800.0  # limit in a gang: vLLM's ranks wait for each other without one
-CAUSE_S = 1.0  # within which a member's end is noticed that made this one's work fail
+LOADING_S = 1800.0  # limit in a gang: vLLM's ranks wait for each other without a limit
+CAUSE_S = 1.0  # time to notice the end of a member, which may have made the work here fail
 
 
 def stop_on_signals() -> asyncio.Event:
@@ -39,7 +39,7 @@ def stop_on_signals() -> asyncio.Event:
 async def done_or_stopped(
     work: asyncio.Future[Any], what: str, stop: asyncio.Event, gang: WorkerGang | None
 ) -> bool:
-    """Wait for `work`, and log that it takes long; cancel it and return False if `stop` is set first.
+    """Wait for `work`, logging progress; cancel it and return False if `stop` is set first.
 
     Raises SiblingLost if the gang ends first, or just after `work` has failed, and StartError if a gang takes
     longer than LOADING_S.

@@ -38,7 +38,7 @@ def from_here(address: str) -> str:
 
 
 def unmapped(host: str) -> str:
-    """Return the IPv4 address of an IPv4-mapped IPv6 address (::ffff:192.0.2.1); others unchanged."""
+    """Turn an IPv4-mapped IPv6 address (::ffff:192.0.2.1) into an IPv4 one; return others unchanged."""
     return host[7:] if host.startswith("::ffff:") and "." in host else host
 
 

@@ -1,7 +1,7 @@
-"""The log of a worker's prefix cache that it sends to schedulers, as numbered operations.
+"""The log of a worker's prefix cache: numbered operations, which the worker sends to schedulers.
 
-They are kept until acknowledged. If a scheduler lacks operations that are no longer kept, its log begins
-again with a later `instance` and the whole content of the cache. Each scheduler has its own log
+Operations are kept until acknowledged. If a scheduler lacks operations that are no longer kept, its log
+begins again with a later `instance` and the whole content of the cache. Each scheduler has its own log
 (`BlockLogs`).
 """
 
@@ -22,7 +22,7 @@ PIECE = 4_096  # operations per message: 32 KiB, some 1 ms of the scheduler's ti
 class Change:
     """Keys of the blocks that a cache evicted and stored; no key is in both."""
 
-    cleared: bool = False  # the cache was emptied before that
+    cleared: bool = False  # the cache was emptied first
     removed: Sequence[int] = ()
     stored: Sequence[int] = ()
 
@@ -74,8 +74,8 @@ class BlockLog:
             del self._operations[: known.operations - self._first]
             self._first = known.operations
         elif self._first or known.instance >= self._instance:
-            # It lacks operations that are no longer kept, or knows a later instance from an earlier process
-            # with a fast clock.
+            # The scheduler lacks operations that are no longer kept, or knows a later instance from an
+            # earlier process with a fast clock.
             self._instance = max(self._instance, known.instance)
             self._begin_again()
 

@@ -36,7 +36,7 @@ async def _kept(work: Callable[[], Coroutine[None, None, None]], name: str) -> N
         try:
             await work()
         except asyncio.CancelledError:
-            # Without a request to cancel this task, a task that `work` awaited was cancelled.
+            # If nobody asked to cancel this task, a task that `work` awaited was cancelled.
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             await asyncio.sleep(pauses.next())

@@ -71,7 +71,7 @@ class Metrics:
     prefix: ClassVar[str]
 
     def __init__(self, registry: CollectorRegistry, **fixed: str) -> None:
-        """Register the metrics. `fixed`: values of labels, bound in metrics that have no others."""
+        """Register the metrics. `fixed`: values of labels, bound in metrics that have no other labels."""
         for attribute, row in vars(type(self)).items():
             if isinstance(row, _Row):
                 name = self.prefix + attribute.lstrip("_")
@@ -195,8 +195,8 @@ class ProcessFigures(Collector):
 def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
     """Return a registry in the format that a client accepts, and its content type.
 
-    prometheus_client would choose an escaping that replaces the colon in vLLM's names for a Prometheus before
-    version 3.
+    For a Prometheus before version 3, prometheus_client would choose an escaping that replaces the colons in
+    the names of vLLM's metrics.
     """
     if "application/openmetrics-text" in accept:
         text: bytes = openmetrics.generate_latest(registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
 """The keys of KV blocks, and of images' embeddings.
 
 A key has 56 bits of vLLM's hash of a block, which covers everything that its KV depends on: one look-up in a
-billion finds another block, and that request is only placed less well. The lowest four bits are a level: how
-often the block's depth (1 for a prompt's first block) can be halved. Routers send the keys of only every
+billion finds the wrong block, and that request is merely placed less well. The lowest four bits are a level:
+how often the block's depth (1 for a prompt's first block) can be halved. Routers send the keys of only every
 second, fourth, ... block of a long prompt, and a full index keeps only those levels.
 """
 
@@ -39,7 +39,7 @@ def image_key(identifier: str) -> int:
 
 
 class PromptKeys(NamedTuple):
-    """The keys of a prompt's blocks: of all, or of every n-th."""
+    """The keys of all blocks of a prompt, or of every n-th block."""
 
     keys: tuple[int, ...] = ()
     tokens: int = 0  # between two keys

@@ -1,4 +1,4 @@
-"""Explain Redis errors: a wrong server or password, a missing permission, or no writes for now."""
+"""Explain Redis errors: wrong server or password, missing permission, or a server that is read-only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Redis clients for one server, for the master that Sentinels name, or for the cluster node that owns a slot.
 
-All are a redis-py client with a pool that looks up the server for each new connection. After an error all
-connections are replaced (`renew`), because they may lead to the wrong server by then. Nothing is retried, and
+Each is a redis-py client with a pool that looks up the server for each new connection. After an error all
+connections are replaced (`renew`), because they may by then lead to the wrong server. Nothing is retried, and
 no redirection is followed. One node of a cluster is enough, because all keys of a topic are in one slot
 (`baton.scheduler.store.redis`).
 
@@ -217,7 +217,7 @@ class _Sentinels:
         try:
             host, port = await self._sentinel.discover_master(self._place.service)
         except MasterNotFoundError as error:
-            # redis-py appends the problem with each Sentinel. Without one, all of them have answered.
+            # redis-py appends each Sentinel's problem. If there is none, all of them have answered.
             why = "do they run?" if " : " in str(error) else "is that its name, and is it up?"
             raise RedisConnectionError(
                 f"no Sentinel of {self._names} names a master {self._place.service!r}; {why}"

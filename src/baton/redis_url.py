@@ -29,7 +29,7 @@ def is_redis(url: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """Return the URL without its password and options, which may hold one.
+    """Return the URL without its password and its options, which may contain one.
 
     Unlike urlsplit, this also finds a password with special characters that are not percent-encoded.
     """

@@ -1,6 +1,6 @@
 """Registries of things that a configuration chooses by name, such as speculative methods and transports.
 
-Baton's own are in a table; installed packages add more with entry points, `name = "module:attribute"`.
+Baton's entries are in a table; installed packages add more with entry points, `name = "module:attribute"`.
 """
 
 from __future__ import annotations

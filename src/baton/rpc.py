@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # plain text needs no cryptography
     from baton.security.identity import Credentials, Identity
 
 MAX_MESSAGE_BYTES = 64 << 20  # a 128 k-token prompt is 0.5 MB, a handoff's chunk 4 MB
-KEEPALIVE_MS = 5_000  # a peer whose machine is lost is noticed within this and the timeout
+KEEPALIVE_MS = 5_000  # a peer whose machine is lost is noticed within this plus the timeout
 KEEPALIVE_TIMEOUT_MS = 5_000
 CALL_TIMEOUT_S = 5.0  # default deadline of a unary call
 HANDSHAKE_MS = 10_000  # limit for a new connection's handshake; gRPC's default is two minutes

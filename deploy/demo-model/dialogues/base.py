@@ -97,8 +97,8 @@ def _with_system_prompt(rng: Random, dialogue: Dialogue) -> Dialogue:
 def stream(seed: int, *, held_out: bool = False, domain: str | None = None) -> Iterator[tuple[str, Dialogue]]:
     """Yield endless pairs of domain and dialogue; one in six joins several dialogues.
 
-    held_out: yield only single dialogues for validation, otherwise only training dialogues. domain: only this
-    one.
+    held_out: yield only single dialogues for validation, otherwise only training dialogues. domain: yield
+    only dialogues of this domain.
     """
     rng = Random(f"{seed}/{held_out}")
     chosen = [g for g in GENERATORS.values() if domain in (None, g.domain)]

@@ -250,6 +250,6 @@ def _pieces(widths: list[int]) -> tuple[int, int]:
 
 
 def _rows_a_tile(width: int, most: int) -> int:
-    """Return the rows of this width per tile: a power of two, at least 2, not far above `most` per block."""
+    """Return the rows of this width per tile, a power of two of at least 2. most: rows per block."""
     rows = 1 << (max(2, TILE_ELEMENTS // width).bit_length() - 1)
     return max(2, min(rows, 1 << max(0, most - 1).bit_length()))

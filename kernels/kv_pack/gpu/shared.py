@@ -13,7 +13,7 @@ from baton.kernels.kv_pack.table import LARGEST, TINY, PartKind
 # scales.
 TILE = tl.constexpr(8)
 
-# Not specialised, so that one compiled kernel serves every chunk; ALIGN states their alignment.
+# Not specialised, so that one compiled kernel serves every chunk; ALIGN states the pointers' alignment.
 VARYING = ["num_tiles", "block_ids", "records", "record_bytes", "digests"]
 
 COPIED = tl.constexpr(int(PartKind.AS_IS))
@@ -49,7 +49,7 @@ def salts_behind(first, places):
 
 @triton.jit
 def mix(words, salt):
-    """Mix uint64 words; for each salt, a bijection."""
+    """Mix uint64 words; the mapping is a bijection for each salt."""
     x = (words ^ salt) * _FIRST
     x = (x ^ (x >> 32)) * _SECOND
     return x ^ (x >> 32)

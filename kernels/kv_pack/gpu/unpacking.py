@@ -29,7 +29,7 @@ TILE_ELEMENTS = 8192
 
 @triton.jit
 def _bfloat16(values, NATIVE: tl.constexpr):
-    """Round to the nearest, ties to even; the interpreter would truncate."""
+    """Round to the nearest bfloat16, ties to even; the interpreter would truncate."""
     if NATIVE:
         return values.to(tl.bfloat16)
     bits = values.to(tl.int32, bitcast=True)

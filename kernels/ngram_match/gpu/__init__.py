@@ -129,7 +129,7 @@ def _ngram_match_kernel(
     if longest > 0:
         tl.atomic_max(best, longest)
 
-    # Both atomics acquire and release, so the last program to count sees the results of all others.
+    # Both atomics acquire and release, so the last program to count sees the results of all other programs.
     if tl.atomic_add(done, 1) == programs - 1:
         tl.atomic_xchg(done, 0)
         longest = tl.atomic_xchg(best, 0)

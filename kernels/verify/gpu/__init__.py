@@ -13,7 +13,7 @@ from baton.kernels.verify.gpu.rows import stats_kernel
 from baton.kernels.verify.gpu.settle import accept_kernel, residual_kernel, settle_kernel
 from baton.kernels.verify.inputs import Job, Verified
 
-ROOM = 8192  # candidates stored per row for the bisection; a row with more is reloaded in each step
+ROOM = 8192  # candidates stored per row for the bisection; a row with more of them is reloaded in each step
 _CHUNK = 4096  # candidates that a program keeps in registers during the bisection
 _PROGRAMS_A_PROCESSOR = 16  # programs of 4 warps that fit on a multiprocessor of an H100 or H200
 # Low bits that are always 0 in a logit converted to float32 from this dtype.

@@ -1,4 +1,4 @@
-"""Find each row's cut by min-p, top-k and top-p: gather candidates, then count and weigh them by bisection.
+"""Find each row's cut by min-p, top-k and top-p: gather candidates, then bisect, counting and weighing them.
 
 A cut is the key of the smallest logit that is kept, and the last place where that logit is kept. Arguments
 are as in rows.py; `found` *[N] int32: candidates per row, of which `values` and `places` *[N, room] hold up

@@ -20,7 +20,7 @@ from baton.kernels.verify.randomness import DOMAIN
 
 _DOMAIN = tl.constexpr(DOMAIN)
 # A lower bound on divisors that may be 0. It is a normal float32: Triton turns smaller literals, and possibly
-# all that is computed from them, into float64.
+# everything that is computed from them, into float64.
 LEAST = tl.constexpr(2.0**-126)
 
 
@@ -89,7 +89,7 @@ def key_of(logits, SHIFT: tl.constexpr):
 
 @triton.jit
 def merge(maxes, sums, row, tiles, TILES: tl.constexpr):
-    """Return a row's largest scaled logit, and [TILES] sums of exp(scaled logit - largest), without draft."""
+    """Return a row's top scaled logit, and [TILES] sums of exp(scaled logit - top) without the draft."""
     which = tl.arange(0, TILES)
     some = tl.load(maxes + row * tiles + which, mask=which < tiles, other=float("-inf"))
     masses = tl.load(sums + row * tiles + which, mask=which < tiles, other=0.0)

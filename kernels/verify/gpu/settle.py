@@ -56,7 +56,7 @@ def _accept(
 ):  # fmt: skip
     """Return how many drafts are accepted.
 
-    With `scales`, fill only those: acceptance then needs the residuals, which `_conclude` reads.
+    With `scales`, only fill `scales`: acceptance then needs the residuals, which `_conclude` reads.
     """
     accepted = tl.zeros((), tl.int32)
     place = tl.zeros((), tl.int32)

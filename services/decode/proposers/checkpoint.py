@@ -26,7 +26,7 @@ def config_of(model: str) -> dict[str, Any]:
 
 
 def draft_config(spec: SpeculativeSettings, what: str) -> dict[str, Any]:
-    """Return the draft model's config.json, {} if the model is not a folder. ConfigErrors call it `what`."""
+    """Return the draft model's config.json, {} if the model is not a folder. `what` names it in errors."""
     if not spec.model:
         raise refuse("model", spec, f"method {spec.method!r} needs {what}: give its folder")
     folder = expanded(spec.model, "engine.speculative_config.model")

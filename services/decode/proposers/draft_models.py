@@ -98,7 +98,7 @@ class Eagle(Continued):
 
 
 _AUXILIARY = "eagle_aux_hidden_state_layer_ids"
-# These inherit EAGLE-3's interface without implementing it: vLLM 0.32 fails in the first step.
+# These architectures inherit EAGLE-3's interface without implementing it: vLLM 0.32 fails in the first step.
 _SILENT = frozenset({"MiMoForCausalLM"})
 
 

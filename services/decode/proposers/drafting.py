@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class DraftBatch:
-    """The requests of one step, one per row. The arrays are the engine's: do not write to or keep them.
+    """The requests of one step, one per row. The arrays are the engine's: do not write to them or keep them.
 
     A row holds the prompt, the output and, in a hybrid, the tokens just drafted by the draft model. A request
     may move to another row between steps.
@@ -46,4 +46,4 @@ class Proposer(Protocol):
         """
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Free the state of requests that have left the engine. Some names may be unknown."""
+        """Free the state of requests that have left the engine. Some ids may be unknown."""

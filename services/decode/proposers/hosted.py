@@ -12,7 +12,7 @@ from baton.services.speculation import SpeculativeSettings
 
 
 class Seat:
-    """The drafter that vLLM creates for such a method, by dotted class name. It drafts nothing itself."""
+    """The drafter that vLLM creates for such a method, from a dotted class name. It drafts nothing itself."""
 
     def __init__(self, vllm_config: Any) -> None:
         del vllm_config

@@ -1,6 +1,6 @@
 """Combine a draft model with text matching: the model drafts new text, matching drafts repeated text.
 
-This works as FastDeploy's `mtp_strategy: with_ngram`, with three differences. Long matches replace the
+This works like FastDeploy's `mtp_strategy: with_ngram`, with three differences. Long matches replace the
 model's drafts: they are accepted about as often, are longer, and if nearly all requests have one, the model's
 passes are skipped (Arctic Inference does the same). Drafts may also be continued by suffixes, including those
 of past outputs. Without a match nothing is added, so a step verifies no padding.
@@ -33,7 +33,7 @@ class Hybrid:
     """A Proposer that continues a draft model's tokens, and a second one that may replace them."""
 
     def __init__(self, first: Proposer, then: Proposer, steps: int, least: int) -> None:
-        """Use drafts of `first` from `least` tokens on, else `steps` of the model and `then`."""
+        """Use drafts of `first` with `least` tokens or more, else `steps` tokens of the model and `then`."""
         self.steps = steps
         self._first = first
         self._then = then
@@ -58,7 +58,7 @@ class Hybrid:
 
 
 def model_steps(spec: SpeculativeSettings) -> int:
-    """Return how many tokens the draft model drafts before a match continues; at most `spec.limit`."""
+    """Return how many tokens the draft model drafts before a match continues them; at most `spec.limit`."""
     return min(spec.limit, spec.num_model_steps or _STEPS.get(spec.method, _OTHER_STEPS))
 
 
@@ -68,7 +68,7 @@ def hybrid(spec: SpeculativeSettings, vllm_config: Any) -> Hybrid | None:
 
 
 def ngram_sizes(spec: SpeculativeSettings) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return (shortest, longest) n-grams, for long matches and for continuations."""
+    """Return (shortest, longest) sizes of n-grams, for long matches and for continuations."""
     longest = spec.prompt_lookup_max or max(LONGEST, spec.prompt_lookup_min or 0)
     shortest = spec.prompt_lookup_min or min(SHORTEST, longest)
     return (max(LONG, shortest), max(_LONGEST_COMPARED, longest)), (shortest, longest)
@@ -85,7 +85,7 @@ def _ngrams(spec: SpeculativeSettings, vllm_config: Any) -> Hybrid:
 def _suffixes(spec: SpeculativeSettings, vllm_config: Any) -> Hybrid:
     from baton.services.decode.proposers.suffix import suffix_proposer
 
-    # A suffix continues for at most its own length (times the factor).
+    # A draft is at most as long as its suffix (times the factor).
     least = min(max(1, int(LONG * spec.suffix_decoding_max_spec_factor)), spec.limit)
     proposer = suffix_proposer(spec, vllm_config)
     return Hybrid(proposer, proposer, model_steps(spec), least)

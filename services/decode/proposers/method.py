@@ -29,7 +29,7 @@ class Method(ABC):
     fixed_length: ClassVar[bool] = False  # num_speculative_tokens cannot be "auto"
 
     def keys(self, spec: SpeculativeSettings) -> frozenset[str]:
-        """Return the settings that it uses besides the common ones; others are refused if they are set."""
+        """Return the settings that this method uses besides the common ones; any other setting is refused."""
         del spec
         return frozenset()
 

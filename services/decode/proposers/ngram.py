@@ -1,4 +1,4 @@
-"""Draft by prompt lookup (Saxena, 2023): the tokens that followed an earlier occurrence of the last ones.
+"""Draft by prompt lookup (Saxena, 2023): the tokens that followed an earlier occurrence of the last n.
 
 vLLM's own proposer drafts, or with model runner V2 a kernel on the GPU
 (services/engine/patches/drafts_v2.py), which takes the most recent of the longest matches.

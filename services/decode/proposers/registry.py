@@ -1,6 +1,6 @@
 """Find speculative methods by name.
 
-Other packages add methods by entry points of the group `baton.speculative_methods` (docs/extending.md).
+Other packages add methods through entry points of the group `baton.speculative_methods` (docs/extending.md).
 """
 
 from __future__ import annotations

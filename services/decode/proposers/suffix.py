@@ -20,7 +20,7 @@ from baton.services.decode.proposers.hosted import TokenMethod
 from baton.services.decode.proposers.method import SUFFIXES
 from baton.services.speculation import SpeculativeSettings
 
-# Limit on all past outputs together, whatever max_cached_requests: 12 bytes per token, 50 MB in all.
+# Limit on all past outputs together, whatever max_cached_requests is: 12 bytes per token, 50 MB in all.
 MOST_PAST_TOKENS = 1 << 22
 _TOKENS_AN_OUTPUT = 1024  # assumed length of an output, for the size of the ring
 _FEWEST_BUCKETS, _MOST_BUCKETS = 1 << 8, 1 << 16
@@ -50,9 +50,9 @@ def suffix_proposer(spec: SpeculativeSettings, vllm_config: Any) -> SuffixPropos
 
 @dataclass(frozen=True)
 class Tree:
-    depth: int  # tokens of a suffix and its draft
+    depth: int  # maximum tokens of a suffix and its draft together
     factor: float  # drafted tokens per token of the suffix
-    floor: float  # least estimated probability of a draft
+    floor: float  # minimum estimated probability of a draft
 
     @classmethod
     def of(cls, spec: SpeculativeSettings) -> Tree:
@@ -73,7 +73,7 @@ class SuffixProposer:
         self._loops = suffix_index
         self._tree = tree
         buckets = _power_of_two(width // 2, _FEWEST_BUCKETS, _MOST_BUCKETS)
-        # Pages are allocated only when they are used.
+        # Pages of memory are allocated only when they are first written.
         self._heads: Ints = np.empty((rows, 2, buckets), dtype=np.int32)
         self._before: Ints = np.empty((rows, 2, width), dtype=np.int32)
         self._outputs: Ints = np.empty((rows, width), dtype=np.int32)

@@ -1,8 +1,9 @@
 """The compiled loops of the suffix proposer: find the last tokens' earlier occurrences and what followed.
 
-Where a suffix tree would be used, there are hash chains, as in LZ77 compressors: each position of a text
-points to the previous one that ends in the same token, and in the same GRAM tokens. Adding a token costs two
-writes. A lookup walks both chains, newest first, up to WALK positions and FOUND occurrences each.
+Instead of a suffix tree there are hash chains, as in LZ77 compressors: each position of a text points to the
+previous position that ends in the same token, and to the previous one that ends in the same GRAM tokens.
+Adding a token costs two writes. A lookup walks both chains, newest first, up to WALK positions and FOUND
+occurrences each.
 
 Positions in a request's text are indexes. Past outputs are in a ring: positions grow forever, `position &
 mask` is the index, and positions before `start` are overwritten without being unlinked.
@@ -224,7 +225,7 @@ def learn(
     """
     for row in range(slots.shape[0]):
         slot = slots[row]
-        if settled[row] < seen[slot]:  # another request with this name
+        if settled[row] < seen[slot]:  # another request with the same id
             seen[slot] = 0
         if seen[slot] == 0:
             heads[slot, :, :] = -1

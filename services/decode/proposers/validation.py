@@ -24,7 +24,7 @@ _BELONGS = {
 
 
 def check(engine: EngineSettings) -> Method | None:
-    """Check the settings and return their method, if any. Raises ConfigError with what would work."""
+    """Check the settings and return their method, if any. Raises ConfigError, which says what would work."""
     spec = engine.speculative_config
     if spec is None:
         return None

@@ -2,8 +2,8 @@
 
 Before the engine sees a grammar, it is tried in a process that can be killed.
 
-- `house`: queues trials so that clients take turns, and remembers verdicts; for the worker's event loop
-- `helper`: the process next to the worker that forks a process for each trial
+- `house`: queues trials so that clients take turns, and remembers verdicts; in the worker's event loop
+- `helper`: the worker's helper process, which forks a process for each trial
 - `trial`: vLLM's own checks, the compilation, and a walk through the grammar
 - `walk`, `productive`: check whether any answer satisfies a grammar, and what its steps cost
 - `engine`: compiles grammars that passed, in the worker's process

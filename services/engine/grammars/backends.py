@@ -1,8 +1,8 @@
 """Make vLLM's grammar backends, each of which compiles in one thread.
 
 vLLM's manager has one backend for all requests, which the first request chooses, so later grammars change
-their meaning or are refused. And xgrammar's eight threads hinder each other: on two cores 10,000 choices took
-13.4 s with eight threads and 0.5 s with one.
+their meaning or are refused. And xgrammar's eight threads hinder each other: on two cores, 10,000 choices
+took 13.4 s with eight threads and 0.5 s with one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def compiled_bytes(grammar: Any) -> int:
-    """Return the size of a compiled xgrammar grammar, or 0 for others, whose memory the trial limits."""
+    """Return the size of a compiled xgrammar grammar, or 0 for other kinds, whose memory the trial limits."""
     compiled = getattr(grammar, "ctx", None)
     return int(compiled.memory_size_bytes) if compiled is not None else 0
 

@@ -1,8 +1,8 @@
 """Compile, in the worker's process, the grammars that passed their trial.
 
-vLLM compiles all grammars with the first request's backend, in one queue. Here each is compiled by its own
-backend, with a copy of vLLM's manager, before vLLM's scheduler sees the request. Compilers release the GIL,
-and their threads have a lower priority than the engine's.
+vLLM compiles all grammars with the first request's backend, in one queue. Here each grammar is compiled by
+the backend of its own request, with a copy of vLLM's manager, before vLLM's scheduler sees the request.
+Compilers release the GIL, and their threads have a lower priority than the engine's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.services.engine.grammars.metered import Metered
 
 _NICE = 5
 _SLOW_NICE = 10
-# CPU seconds of a grammar's compilation in its trial. Quicker ones never wait for slower ones.
+# CPU seconds that compiling a grammar took in its trial. Quicker grammars never wait for slower ones.
 SLOW_S = 0.2
 
 
@@ -37,7 +37,7 @@ class EngineGrammars:
         return self._manager.vllm_config
 
     def compile(self, request: Any, seconds: float) -> Any:
-        """Compile a grammar that took `seconds` in its trial. Then the request has it, unless this fails."""
+        """Compile a request's grammar in a thread; return a future. seconds: what that took in the trial."""
         lane = self._slow if seconds > SLOW_S else self._quick
         return lane.submit(self._compile, request)
 
@@ -65,7 +65,7 @@ class EngineGrammars:
                     )
                 self._width = width
                 if self._manager.backend is None:
-                    self._manager.backend = backend  # it allocates each step's masks
+                    self._manager.backend = backend  # this backend allocates each step's masks
                 view = self._managers[name] = copy.copy(self._manager)
                 view.backend = backend
             return self._managers[name]

@@ -1,8 +1,8 @@
-"""Run the helper, a process next to a worker that forks a process for each trial of a grammar.
+"""Run a worker's helper process, which forks a process for each trial of a grammar.
 
-The worker forks the helper before it starts any thread, so the helper has the worker's imports. If it dies,
-the worker starts another one from scratch. It has one thread, because it forks at any time. It ends with the
-worker.
+The worker forks the helper before it starts any thread, so the helper has the worker's imports. If the helper
+dies, the worker starts another one from scratch. The helper has only one thread, because it may fork at any
+time, and ends with the worker.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Helper:
-    """The helper process, seen from its worker. It ends with the connection."""
+    """The helper process, seen from its worker. It ends when the connection closes."""
 
     pid: int
     connection: socket.socket
@@ -47,7 +47,7 @@ class Helper:
 
 
 def fork_helper() -> Helper:
-    """Fork the helper. This process must have one thread, and the helper ends when that thread does."""
+    """Fork the helper. This process must have only one thread; the helper ends when that thread does."""
     ours, theirs = socket.socketpair()
     worker = os.getpid()
     if pid := os.fork():
@@ -75,7 +75,7 @@ def spawn_helper() -> Helper:
 def _help(descriptor: int, worker: int) -> NoReturn:
     die_with(worker)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a worker that drains still needs the helper
+        signal.signal(number, signal.SIG_IGN)  # a draining worker still needs the helper
     setproctitle.setproctitle(f"baton: grammars of process {worker}")
     _Server(Connection(descriptor)).serve()
 
@@ -115,7 +115,7 @@ class _Server:
     def _obey(self) -> None:
         try:
             message = self._connection.recv()
-        except (EOFError, OSError):  # the other end has closed, perhaps inside a message
+        except (EOFError, OSError):  # the other end has closed, perhaps in the middle of a message
             for trial in self._trials.values():
                 os.kill(trial.pid, signal.SIGKILL)
             os._exit(0)
@@ -208,7 +208,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _silence() -> None:
-    """Silence stdout and stderr: compilers warn of each odd keyword, and a client may send many."""
+    """Silence stdout and stderr: compilers warn about each odd keyword, and a client may send many."""
     logging.disable()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)

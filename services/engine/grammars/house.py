@@ -1,7 +1,7 @@
 """Admit a worker's grammars after a trial in the helper process.
 
 There are two lanes. A grammar gets 0.5 s of CPU in the quick lane; if it needs more, it starts over in the
-slow lane, with 5 s. Clients take turns in both lanes, with one trial at a time each, so one client's grammars
+slow lane, with 5 s. Clients take turns in both lanes, each with one trial at a time, so one client's grammars
 delay another's small schema by at most two quick trials. Verdicts are remembered for a while.
 """
 
@@ -38,12 +38,12 @@ from baton.services.engine.grammars.walk import STEPS
 
 MEMORY_BYTES = 256 << 20
 QUICK = Limits(cpu_s=0.5, wall_s=10.0, memory_bytes=MEMORY_BYTES, nice=5)
-# Quick trials of a client that also has a grammar in the slow lane: they may be as costly.
+# Quick trials of a client that also has a grammar in the slow lane: they may be just as costly.
 DOUBTFUL = replace(QUICK, nice=10)
 SLOW = Limits(cpu_s=5.0, wall_s=120.0, memory_bytes=MEMORY_BYTES, nice=12)
 _SLOTS = 2  # per lane, so that one client leaves a slot to the others
 _FAMILIAR_S = 600.0  # how long a good verdict is remembered
-_REFUSED_S = 300.0  # how long a bad one is
+_REFUSED_S = 300.0  # how long a bad verdict is remembered
 _MOST_FAMILIAR = 512  # verdicts, of at most 128 KiB each
 _MOST_OF_PARTY = 64  # trials of one client
 _MOST = 1024  # trials of all clients
@@ -126,7 +126,7 @@ class GrammarHouse:
 
     async def open(self, context: Any) -> None:
         """Prepare the helper for a model. context: a trial.Context."""
-        # Its class may be in the model's own code, which the helper has not imported.
+        # The context may use classes of the model's own code, which the helper has not imported.
         self._context = await asyncio.to_thread(cloudpickle.dumps, context)
         await self._connect()
 
@@ -146,7 +146,7 @@ class GrammarHouse:
         """Return the verdict on the grammar of these SamplingParams.
 
         Raises RequestRefused: INVALID if the grammar is at fault, FULL if too many are waiting. Cancelling
-        the caller ends its trial, unless another caller waits for the same grammar.
+        the caller ends the trial, unless another caller is waiting for the same grammar.
         """
         pickled = pickle.dumps(params)
         key = _key(params)
@@ -186,7 +186,7 @@ class GrammarHouse:
                 self._send(Run(trial.number, trial.params, DOUBTFUL if doubtful else limits))
 
     def _end(self, trial: _Trial) -> None:
-        """Drop a trial whose callers have given up. It occupies its slot until its process has ended."""
+        """Drop a trial whose callers have given up. It keeps its slot until its process has ended."""
         self._by_key.pop((trial.party, trial.key), None)
         if trial.runs:
             self._send(End(trial.number))
@@ -276,7 +276,7 @@ class GrammarHouse:
 def _fail(trial: _Trial, why: str) -> None:
     if not trial.future.done():
         trial.future.set_exception(_full(why))
-        trial.future.exception()  # marks it as retrieved, in case no caller waits
+        trial.future.exception()  # marks the exception as retrieved, in case no caller is waiting
 
 
 def _why(done: Done, limits: Limits) -> str:

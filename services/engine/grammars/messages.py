@@ -19,7 +19,7 @@ class Limits:
 
     cpu_s: float
     wall_s: float
-    memory_bytes: int  # more than the helper has
+    memory_bytes: int  # in addition to what the helper has
     nice: int
 
 

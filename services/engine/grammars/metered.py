@@ -1,7 +1,7 @@
 """Give a request's grammar a time budget in the engine, because its steps hold up the whole batch.
 
 The walk in the trial (`walk`) visits few of a grammar's states. A grammar that becomes costly later ends its
-request here: accept_tokens returns False, upon which vLLM's scheduler ends the request with FINISHED_ERROR,
+request here: accept_tokens returns False, whereupon vLLM's scheduler ends the request with FINISHED_ERROR,
 and `problem` says why.
 """
 
@@ -21,14 +21,14 @@ class Metered(StructuredOutputGrammar):
     """A grammar that counts its CPU time, which costs 0.5 us per call."""
 
     def __init__(self, grammar: StructuredOutputGrammar, fed: int = 0) -> None:
-        """Start to count. fed: how many tokens of the answer the grammar has already accepted."""
+        """Start counting. fed: how many tokens of the answer the grammar has already accepted."""
         self._grammar = grammar
         self._fed = fed
         self._spent = 0.0
-        self._tokens = 0  # tokens accepted since then
+        self._tokens = 0  # tokens accepted since counting started
         self._masks = 0  # one per token and per draft
-        self._costly = ""  # why the request is given up for its cost
-        self._rejected = ""  # why a token was rejected, which may have been a draft
+        self._costly = ""  # why the grammar costs too much, if it does
+        self._rejected = ""  # why a token, perhaps a draft, was rejected
 
     @property
     def problem(self) -> str:

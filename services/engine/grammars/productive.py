@@ -1,7 +1,7 @@
 """Tell whether any finite answer satisfies a grammar: none does if a rule always refers to itself.
 
 This works on the parsed grammar as xgrammar serializes it, in version v16, so it covers schemas, regexes and
-grammars. There, an expression consists of its type, the number of its values, and the values.
+grammars. In that format, an expression consists of its type, the number of its values, and the values.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ from baton.services.errors import describe
 
 logger = logging.getLogger(__name__)
 
-# Bytes of a compiled grammar, which its request and the compiler's cache (VLLM_XGRAMMAR_CACHE_MB) hold. A
-# schema of 20 KB took 2.5 MiB, 10,000 choices 19 MiB, a regex of 3.4 KB 87 MiB.
+# Maximum bytes of a compiled grammar, kept by its request and the compiler's cache (VLLM_XGRAMMAR_CACHE_MB).
+# A schema of 20 KB took 2.5 MiB, 10,000 choices 19 MiB, a regex of 3.4 KB 87 MiB.
 _MOST_COMPILED = 32 << 20
 _MOST_WORDS = 1000  # characters of an error, because some errors repeat the grammar
-# Bytes up to which rules without an end are searched for; the search then takes about 0.3 s.
+# Bytes of the largest grammar that is searched for rules without an end, which takes about 0.3 s.
 _MOST_SERIALIZED = 2 << 20
 
 
@@ -70,7 +70,7 @@ class Bench:
         from vllm.tokenizers import cached_tokenizer_from_config
 
         _restore_checks()
-        os.environ[REGEX_TIMEOUT] = "0"  # it limits wall time, so it would depend on the machine's load
+        os.environ[REGEX_TIMEOUT] = "0"  # this limits wall time, which depends on the machine's load
         self._context = context
         self._tokenizer = cached_tokenizer_from_config(model_config=context.model_config)
         self._backends: dict[str, Any] = {}
@@ -133,8 +133,8 @@ class Bench:
     def _ends(self, params: Any) -> bool:
         if params.structured_outputs._backend != "xgrammar":
             return True  # guidance checks this itself
-        # With a client's own grammar an answer may end at max_tokens, but one that ends within a schema is
-        # useless.
+        # An answer to a client's own grammar may end at max_tokens, but an answer that ends within a schema
+        # is useless.
         parsed = parse_schema(params)
         serialized = parsed.serialize_json() if parsed is not None else ""
         return not 0 < len(serialized) < _MOST_SERIALIZED or has_an_end(serialized)

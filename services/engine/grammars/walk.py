@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-# CPU seconds for one call in an engine's step, and for all calls per token on average. For a vocabulary of
-# 150,000 tokens 10,000 choices took 9 and 7 ms, a schema of 20 KB 0.3 and 0.02 ms, and `(a{1,1000}){1,1000}`
+# CPU seconds for one call in an engine's step, and for all calls per token on average. With a vocabulary of
+# 150,000 tokens, 10,000 choices took 9 and 7 ms, a schema of 20 KB 0.3 and 0.02 ms, and `(a{1,1000}){1,1000}`
 # 126 and 45 ms.
 MOST_CALL_S = 0.06
 MOST_TOKEN_S = 0.01
@@ -55,7 +55,7 @@ class Walker:
         return allowed
 
     def measure(self) -> None:
-        """Walk by random tokens, then by the first allowed ones, which are short. Raises TooCostly."""
+        """Walk along random tokens, then along the first allowed ones, which are short. Raises TooCostly."""
         draw = random.Random(0)  # noqa: S311 (the walk must be repeatable)
         for pick in (lambda found: found[draw.randrange(len(found))], lambda found: found[0]):
             self._grammar.reset()
@@ -89,7 +89,7 @@ class Walker:
         return bool(self._mask().any())
 
     def can_be_followed(self) -> bool:
-        """Return False if its other fields exclude all answers, by a search of at most STATES states."""
+        """Return False if the request's other fields exclude all answers, as far as STATES states show."""
         if self._open is None and not self._min_tokens:
             return True
         waiting: list[tuple[int, ...]] = [()]
@@ -104,7 +104,7 @@ class Walker:
         return True
 
     def _after(self, path: tuple[int, ...]) -> list[int] | None:
-        """Return the tokens that may follow these, or None if the answer may end here or is long enough."""
+        """Return the tokens that may follow `path`, or None if the answer may end there or is long enough."""
         if len(path) >= self._most_tokens:
             return None
         self._grammar.reset()

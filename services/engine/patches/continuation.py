@@ -2,7 +2,7 @@
 
 Penalties, min_tokens, max_tokens, seeds and grammars count output, so the n tokens that a request brings must
 be output here too, not a longer prompt. Model runner V2 takes such a Request (services/engine/requests.py) as
-it is. V1's takes every new request for a prompt, so it gets prompt and output together, with n in
+it is. V1's treats every new request as a prompt, so it gets prompt and output together, with n in
 `SamplingParams.extra_args`, splits them again, and advances a seeded generator by n draws.
 """
 
@@ -58,7 +58,7 @@ def _split(original: Any, self: Any) -> None:
 
 
 def _advance(generator: Any, draws: int, vocabulary: int) -> None:
-    """Advance by `draws` tokens: one integer each on a CPU, elsewhere an exponential per vocabulary entry."""
+    """Advance by `draws` tokens, each an integer on a CPU, elsewhere an exponential per vocabulary entry."""
     import torch
 
     if generator.device.type == "cpu":

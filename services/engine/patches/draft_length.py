@@ -1,8 +1,9 @@
 """Choose how many tokens each step drafts, and observe how many are accepted.
 
-A step in which no request continues to decode drafts nothing, except to end a prompt (first_drafts.py). The
-drafter still runs over the prompts, because its KV is handed over too. vLLM's scheduler looks the number up,
-by the number of requests, in the list `dynamic_sd_lookup`, which our objects replace.
+A step in which no request continues to decode drafts nothing, except at the end of a prompt
+(first_drafts.py). The drafter still runs over the prompts, because its KV is handed over too. vLLM's
+scheduler looks up the number of tokens to draft, by the number of requests, in the list `dynamic_sd_lookup`,
+which our objects replace.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class WhileDecoding:
     """A lookup that applies only while a running request may generate more than its next token."""
 
     def __init__(self, scheduler: Any, lookup: Any, least: int) -> None:
-        """Replace `lookup`; `least` is drafted if no request continues to decode. Raises StartError."""
+        """Replace `lookup`; draft `least` tokens if no request continues to decode. Raises StartError."""
         if scheduler.dynamic_sd_lookup is None:
             raise StartError("vLLM drafts a fixed number of tokens here: its scheduler does not look it up")
         self._scheduler = scheduler
@@ -51,11 +52,11 @@ class DraftLengthSeam:
         # The last step with results:
         self._stats: Any = None  # SpecDecodingStats
         self._output: Any = None  # SchedulerOutput
-        self._handed: list[tuple[int, int]] = []  # tokens drafted elsewhere and accepted ones, by request
+        self._handed: list[tuple[int, int]] = []  # (drafted, accepted) by request, of drafts made elsewhere
         # The step before it:
         self._before: Set[str] = frozenset()  # requests
         self._asked = 0  # tokens to draft
-        # With asynchronous scheduling the next step is already scheduled when a step's results come.
+        # With asynchronous scheduling the next step is already scheduled when a step's results arrive.
         self._ahead = bool(scheduler.scheduler_config.async_scheduling)
         self._chosen = 0  # tokens that the scheduled step is to draft; 0 if the scheduler asked for no choice
         scheduler.dynamic_sd_lookup = self
@@ -70,7 +71,7 @@ class DraftLengthSeam:
         return self._chooser.choice
 
     def observe(self, seconds: float) -> None:
-        """Learn a step's time. Called after every step."""
+        """Learn from the last step, which took `seconds`. Called after every step."""
         output, self._output = self._output, None
         if output is None or not output.num_scheduled_tokens:
             return
@@ -90,7 +91,7 @@ class DraftLengthSeam:
                 accepted=self._none if stats is None else self._own(stats.num_accepted_tokens_per_pos, 1),
             )
         )
-        # Drafts made only for handoffs are not verified here. Asynchronous steps make none.
+        # Drafts made only for handoffs are not verified here. Asynchronous steps make no such drafts.
         asked = output.num_spec_tokens_to_schedule if self._ahead else self._chosen
         self._before, self._asked, self._chosen = requests, asked, 0
 
@@ -106,14 +107,14 @@ class DraftLengthSeam:
         self._handed = _handed(scheduler_output, model_runner_output)
         outputs = original(scheduler_output, model_runner_output)
         self._output, self._stats = scheduler_output, None
-        for one in outputs.values():  # keyed by client; vLLM attaches the statistics to one of them
+        for one in outputs.values():  # keyed by client; only one has the statistics
             if one.scheduler_stats is not None and one.scheduler_stats.spec_decoding_stats is not None:
                 self._stats = one.scheduler_stats.spec_decoding_stats
         return outputs
 
 
 def _handed(scheduler_output: Any, model_runner_output: Any) -> list[tuple[int, int]]:
-    """Return the numbers of drafted and accepted tokens of each request that came with its drafts."""
+    """Return the numbers of drafted and accepted tokens of each request that brought its drafts."""
     found = []
     for one in scheduler_output.scheduled_new_reqs:
         if drafts := scheduler_output.scheduled_spec_decode_tokens.get(one.req_id):
@@ -128,8 +129,8 @@ def lengths_by_batch(limit: int, max_num_seqs: int, *, adaptive: bool) -> list[t
 
     Model runner V2 captures full CUDA graphs only for the numbers in the list, so it contains the lengths
     that may be chosen, `MOST_CAPTURED` at most; the scheduler uses DraftLengthSeam instead. With vLLM's
-    sizes, 64 requests with up to 5 tokens have 187 graphs instead of 41, for 69 % instead of 17 % of all
-    pairs of batch size and length; in batches of up to 4 requests every length has one.
+    batch sizes, 64 requests with up to 5 drafted tokens have 187 graphs instead of 41, which cover 69 %
+    instead of 17 % of all pairs of batch size and length, and every length in batches of up to 4 requests.
     """
     most = min(limit, MOST_CAPTURED - 1)
     lengths = [limit * step // most for step in range(most)] if adaptive else []

@@ -1,10 +1,10 @@
-"""Run our proposers in vLLM's model runner V1: drafts from tokens alone, or continuations of a draft model's.
+"""Run our proposers in vLLM's model runner V1, to draft from tokens alone or to continue a model's drafts.
 
 A method that drafts from tokens alone runs as vLLM's `custom_class`, with `Seat` as the drafter. A hybrid
-looks for long matches, runs vLLM's own drafter for `num_model_steps` tokens, or one if nearly all requests
-have a long match, and extends those drafts. vLLM gets a list per request. Drafts are written after a
+looks for long matches, runs vLLM's own drafter for `num_model_steps` tokens (one if nearly all requests have
+a long match), and extends those drafts. vLLM gets a list per request. Drafts are written after a
 request's tokens in `token_ids_cpu`, as vLLM's scheduled drafts are; the next step overwrites them before it
-uses any.
+reads any of them.
 
 Only V1 without asynchronous scheduling takes lists; drafts_v2.py is for V2.
 """
@@ -125,7 +125,7 @@ class Desk:
 def _with_model(
     hybrid: Hybrid, batch: DraftBatch, model: Callable[[int], Any], wanted: int
 ) -> list[list[int]]:
-    """Return a row's long match, or else the draft model's tokens followed by a match."""
+    """Return each row's long match, or else the draft model's tokens followed by a match."""
     if not wanted:
         model(0)  # the draft model runs in every step, or its KV would have holes
         hybrid.propose(batch)

@@ -2,9 +2,9 @@
 
 V2 drafts before the host knows a step's tokens: it calls its speculator's `propose` once they are in the
 requests' states on the device, and gets a tensor [requests, num_speculative_tokens]. `Matching` replaces that
-method. In a hybrid vLLM's own speculator runs first, in every step, for `num_model_steps` tokens; then
-`baton.kernels.ngram_match` writes long matches over the model's tokens, and others after them. Verification
-treats a matched token as a draft of probability 1, like the model's.
+method. In a hybrid, vLLM's own speculator runs first, in every step, for `num_model_steps` tokens; then
+`baton.kernels.ngram_match` writes long matches over the model's tokens, and other matches after them.
+Verification treats a matched token as a draft of probability 1, like the model's.
 
 The host decides how many drafts of a row are verified. Without asynchronous scheduling (always for `ngram`)
 it waits for a step's tokens anyway, so each row's number of drafts is copied to it, and the lists are cut.
@@ -13,8 +13,8 @@ verified and rejected; `num_speculative_tokens: auto` then drafts fewer. A marke
 because drafts are the model's input. vLLM's adaptive verification judges drafts by logits, which a match does
 not have.
 
-V2 keeps the sequences, [max_num_seqs, max_model_len], in the host's memory except for `ngram`. Here they move
-to the device, at 4 bytes per token.
+V2 keeps the sequences, [max_num_seqs, max_model_len], in the host's memory except for `ngram`. Here they are
+moved to the device, at 4 bytes per token.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _hybrid(
 
 
 def _move_sequences(req_states: Any) -> None:
-    """Move the sequences to the device, as V2 does for ngram: over PCIe 256 of 32 k tokens take 0.6 ms."""
+    """Move the sequences to the device, as V2 does for ngram: 256 of 32 k tokens over PCIe take 0.6 ms."""
     from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 
     shape = (req_states.max_num_reqs, req_states.max_model_len)
@@ -152,7 +152,7 @@ class Matching:
     ) -> None:
         """Allocate the arrays, and compile the kernel so that no request waits for it.
 
-        drafts: [requests, most] int64, of which `propose` returns a part; the first `steps` are the model's.
+        drafts: [requests, most] int64, of which `propose` returns a part; the model drafts the first `steps`.
         first: sizes of the n-grams whose matches replace the model's tokens. then: sizes of the n-grams whose
         matches continue them. cut: whether the host needs `counts`.
         """
@@ -189,13 +189,13 @@ class Matching:
         num_speculative_tokens: int | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Draft as BaseSpeculator.propose does: [requests, most], of which num_speculative_tokens count."""
+        """Draft like BaseSpeculator.propose: [requests, most], with num_speculative_tokens valid columns."""
         most = self._drafts.shape[1]
         wanted = most if num_speculative_tokens is None else num_speculative_tokens
         made = min(wanted, self._steps)
         drafts = self._drafts[: input_batch.num_reqs]
         if self._model is not None:
-            # This also runs for 0 tokens, or the draft model's KV would have holes.
+            # The draft model runs even for 0 tokens, or its KV would have holes.
             self._model(
                 *(input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states),
                 *(num_sampled, num_rejected, last_sampled, *args),
@@ -216,7 +216,7 @@ class Matching:
         return drafts
 
     def _limits(self, rows: torch.Tensor, num_sampled: torch.Tensor, wanted: int) -> torch.Tensor:
-        """Return the maximum drafts per request, 0 during its prefill; the last position is the target's."""
+        """Return each request's maximum drafts: 0 during its prefill; the last position is the target's."""
         free = self._states.max_model_len - 1 - self._states.total_len.gpu[rows]
         return free.clamp_(0, wanted).mul_(num_sampled > 0)
 

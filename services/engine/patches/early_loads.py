@@ -1,9 +1,9 @@
 """Reserve free blocks for growing answers when requests reserve blocks for prompts computed elsewhere.
 
 A DECODE reserves the blocks of its whole prompt before its source has reported anything, and vLLM cannot take
-them back, so answers that need another block would be preempted. While requests run, such a reservation waits
-unless it leaves `GROWTH_TOKENS` free for each of them: two seconds at 30 ms per token, in which most prompts
-are computed. It stops waiting once its source has KV to pull.
+them back, so answers that need another block would be preempted. While requests are running, such a
+reservation has to wait unless it leaves room for `GROWTH_TOKENS` more tokens of each: two seconds at 30 ms
+per token, in which most prompts are computed. The wait ends once the source has KV to pull.
 
 vLLM asks `_handle_blocked_waiting_request` first, at 4 us per step and waiting request. The connector is
 asked only after a look-up in the prefix cache, which takes 7 ms if it finds 100,000 tokens.
@@ -21,7 +21,7 @@ GROWTH_TOKENS = 64  # per running request
 
 
 class EarlyLoads:
-    """Holds reservations back in a loaded engine's scheduler. Call it on the engine's thread."""
+    """Holds back reservations in a loaded engine's scheduler. Call it on the engine's thread."""
 
     def __init__(self, scheduler: Any, handoffs: Any) -> None:
         from vllm.v1.request import RequestStatus
@@ -31,7 +31,7 @@ class EarlyLoads:
         self._most_blocks = most_blocks(scheduler)
         self._growth = self._most_blocks(GROWTH_TOKENS)
         self._kept = 0  # blocks to keep free in this step
-        self._held: set[Any] = set()  # requests
+        self._held: set[Any] = set()  # requests whose reservation is held back
         replace(scheduler, "schedule", self._schedule)
         replace(scheduler, "_handle_blocked_waiting_request", self._is_ready)
 
@@ -50,7 +50,7 @@ class EarlyLoads:
         return original(request)
 
     def _release(self) -> None:
-        """Once a request's source has reported, no longer count it as deferred: it needs only free blocks."""
+        """No longer count requests as deferred once their source has reported: they need only free blocks."""
         heard = {one for one in self._held if not self._handoffs.is_unheard(one.request_id)}
         self._held -= heard
         waiting = {one for one in heard if one.status == self._waiting}
@@ -58,7 +58,7 @@ class EarlyLoads:
 
 
 def install(engine: Any) -> None:
-    """Hold reservations back. Call it after giving_way.install: requests left out of a step still grow."""
+    """Hold back reservations. Call it after giving_way.install: requests left out of a step still grow."""
     connector = engine.scheduler.get_kv_connector()
     if connector is not None:
         EarlyLoads(engine.scheduler, connector.scheduler_side)

@@ -3,8 +3,8 @@
 vLLM ends an engine whose step raises. Most such exceptions are about one request. With one rank, this module
 ends every request that was scheduled, evicts their blocks from the prefix cache (they may never have been
 written), starts or drops the KV connector's work of the step, and empties the model runner's batch. Requests
-that only wait stay. The engine then answers a test request, or ends as in vLLM, as it does if the device or
-the process may be in an unknown state: a CUDA error persists.
+that are only waiting stay. The engine must then answer a test request, or it ends as in vLLM. It also ends if
+the device or the process may be in an unknown state, because CUDA errors persist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from baton.services.engine.shapes import shape_of
 
 logger = logging.getLogger(__name__)
 
-# The steps and seconds in which an engine must answer its own request for two tokens.
+# The number of steps and seconds within which an engine must answer its own request for two tokens.
 PROBE_STEPS, PROBE_S = 64, 30.0
 SHAPES = 16  # maximum number of requests that the log describes
 _STICKY = (
@@ -65,7 +65,7 @@ class FailedStep:
         engine.log_error_detail = _without_details
 
     def recover(self, error: Exception) -> list[str]:
-        """Clear what a failed step left; return the requests that end. Raises if the engine is broken."""
+        """Clean up after a failed step; return the requests that it ends. Raises if the engine is broken."""
         import torch
 
         if is_fatal(error):
@@ -90,7 +90,7 @@ class FailedStep:
             self._connector.step_failed(lambda: self._end(touched), scheduler.requests)
         else:
             self._end(touched)
-        # The scheduler may count images as encoded that this step should have encoded.
+        # The scheduler may count images as encoded although this step failed to encode them.
         scheduler.reset_encoder_cache()
         engine.model_executor.reset_encoder_cache()
         for output in self._outputs:
@@ -112,7 +112,7 @@ class FailedStep:
         return touched
 
     def holding(self) -> set[str]:
-        """Return the requests that have run or hold something in the engine, without those that only wait."""
+        """Return the requests that have run or hold something in the engine, not those only waiting."""
         return set(self._failing or self._touched())
 
     def _schedule(self, original: Callable[..., Any], throttle_prefills: bool = False) -> Any:
@@ -182,7 +182,7 @@ class FailedStep:
                     break
                 if time.monotonic() > deadline:
                     break
-        enough = 0 if engine.is_mm_encoder_only else 2  # it makes no tokens
+        enough = 0 if engine.is_mm_encoder_only else 2  # an encoder makes no tokens
         if not request.is_finished() or request.num_output_tokens < enough:
             raise EngineFailed("it does not answer after a failed step")
 
@@ -234,7 +234,7 @@ def _alone(scheduler: Any) -> Iterator[None]:
 
 
 def _clear(runner: Any) -> None:
-    """Empty the model runner's batch. Its other state goes once the scheduler reports finished requests."""
+    """Empty the model runner's batch. The rest goes once the scheduler reports requests as finished."""
     from vllm.v1.sample.logits_processor import BatchUpdate
 
     runner.execute_model_state = None
@@ -246,7 +246,7 @@ def _clear(runner: Any) -> None:
     batch.batch_update_builder.reset()
     for name in list(batch.req_id_to_index):
         batch.remove_request(name)
-    # This is what condense() does for an empty batch, but it may not know which rows this step removed.
+    # condense() does the same for an empty batch, but may not know which rows this step removed.
     for rows in (batch._req_ids, batch.req_output_token_ids, batch.spec_token_ids):
         rows.clear()
     batch.prev_sampled_token_ids = batch.prev_req_id_to_index = None

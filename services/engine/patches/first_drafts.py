@@ -1,10 +1,11 @@
-"""Hand over the drafts for a decode worker's first step with the prompt.
+"""Hand over, with a prompt, the drafts for the decode worker's first step.
 
-The step that ends a prompt samples its first token, and the drafter has run over that step, so it can already
-draft. vLLM drops such drafts if the request ends there, and its scheduler takes drafts only for running
-requests. Here such a step drafts, unless it also decodes. On the decode worker the drafts are attached to the
-request and scheduled with its first step, if that step computes the one token before them, within the token
-budget and the draft length; then they are dropped. Verification is exact for any draft.
+The step that ends a prompt samples the first output token, and the drafter has run over that step, so it can
+already draft. vLLM drops such drafts if the request ends there, and its scheduler takes drafts only for
+running requests. Here such a step drafts, unless it also decodes. On the decode worker the drafts are
+attached to the request and scheduled with its first step, if that step computes the one token before them,
+within the token budget and the draft length; after that they are dropped. Verification is exact for any
+draft.
 
 Not for asynchronous scheduling or model runner V2, where drafts stay on the device.
 """
@@ -19,8 +20,8 @@ from baton.services.decode.proposers import registry
 from baton.services.engine.patches.replace import replace
 from baton.services.speculation import SpeculativeSettings
 
-# The maximum number of tokens that a draft model drafts for a handoff. Each one after the first delays the
-# first token by a pass.
+# The maximum number of tokens that a draft model drafts for a handoff. Each draft after the first delays
+# the first output token by a pass.
 MOST = 2
 
 ALLOCATE_SLOTS = (  # callers pass only the first two by position
@@ -47,7 +48,7 @@ class FirstDrafts:
         """Use drafts that come with requests from now on, and draft `most` tokens for other workers."""
         self._scheduler = scheduler
         self._most = most
-        self._prompts: set[str] = set()  # requests for other workers whose prompt is being computed
+        self._prompts: set[str] = set()  # requests whose prompt is being computed for other workers
         self._ended: set[str] = set()  # requests whose prompt ends in this step
         self._made: dict[str, list[int]] = {}
         replace(scheduler.kv_cache_manager, "allocate_slots", self._allocate_slots, ALLOCATE_SLOTS)

@@ -3,11 +3,11 @@
 vLLM schedules running requests before waiting ones, in order of arrival, and takes all that fit. Here, if
 several classes want a step, requests that give way are left out of it as `StepShare` decides. They keep their
 KV and take turns. If a first-class request finds no slot, or KV runs short, preemptible requests are
-preempted as vLLM does it, at most `MOST_PREEMPTIONS` times each, but not for a request that only reserves
-blocks. While first-class requests keep arriving, steps without one are short
-(services/prefill/step_length.py).
+preempted as in vLLM, at most `MOST_PREEMPTIONS` times each, but not for a request that only reserves blocks.
+While first-class requests keep arriving, steps without one are short (services/prefill/step_length.py).
 
-A request's class is its attribute `standing`. If all are of one class, a step costs one look at each.
+A request's class is its attribute `standing`. If all requests are of one class, a step costs one look at each
+request.
 
 Leans on: a step may leave out any request of `running`; PAUSED_NEW admits only requests that hold KV;
 long_prefill_token_threshold is read in each step.
@@ -33,8 +33,8 @@ from baton.services.prefill.step_length import LATELY_S, StepLength
 
 logger = logging.getLogger(__name__)
 
-MOST_PREEMPTIONS = 3  # per request; each costs its slot, and at worst all its computation
-MOST_SHARE = 0.9  # limit of all requests that give way together
+MOST_PREEMPTIONS = 3  # per request; each costs a slot and, at worst, all computation so far
+MOST_SHARE = 0.9  # maximum share of all requests that give way, together
 
 
 def standing_of(request: Any) -> Standing:
@@ -43,7 +43,7 @@ def standing_of(request: Any) -> Standing:
 
 
 def _only_reserves(request: Any) -> bool:
-    """Return whether a request waits for the KV of a prompt that is still being computed elsewhere."""
+    """Return whether a request is waiting for KV of a prompt that is still being computed elsewhere."""
     return not request.num_output_tokens and asks_for_load(request.kv_transfer_params)
 
 
@@ -57,11 +57,11 @@ class _Step:
     held: list[Any]  # requests that give way and are left out
     prefills: bool = False  # whether one more prompt that gives way may be computed
     new: bool = True  # whether all waiting requests may begin, or only those that hold KV
-    most_new: int | None = None  # maximum of waiting requests that may begin; None: as many as find a slot
+    most_new: int | None = None  # most waiting requests that may begin; None: as many as find a slot
     most_tokens: int | None = None  # None: as many as the engine takes
     output: Any = None
     others: int = 0  # tokens of requests that give way
-    prompts: int = 0  # how many of them belong to prompts
+    prompts: int = 0  # how many of those tokens belong to prompts
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class GivingWay:
         self._paused = PauseState.PAUSED_NEW
         self._share = StepShare()
         self._length = StepLength(scheduler.max_num_scheduled_tokens)
-        self._first, self._first_at = STANDARD, -LATELY_S  # the last first class, and when it was seen
+        self._first, self._first_at = STANDARD, -LATELY_S  # the latest first class, and when it was seen
         self._counts = Yielded()
         self._step: _Step | None = None  # the scheduled step, if some requests give way in it
         self._ahead = ahead
@@ -274,7 +274,7 @@ class GivingWay:
         return min(found, key=lambda one: standing_of(one).priority, default=None)
 
     def _startable(self) -> Iterator[Any]:
-        """Yield, in the queue's order, the waiting requests that wait only for room."""
+        """Yield, in the queue's order, the waiting requests that need only room."""
         scheduler = self._scheduler
         return (one for one in scheduler.waiting if one not in scheduler.deferred_waiting)
 
@@ -297,7 +297,7 @@ class GivingWay:
         return len(self._scheduler.finished_recving_kv_req_ids) + sum(1 for _ in ahead)
 
     def _choose(self, best: int, contest: Contest, lower: Sequence[Any], waits: Any, prefills: bool) -> _Step:
-        """Decide what is left out. waits: the next that would begin; prefills: one prompt may be computed."""
+        """Decide what to leave out. waits: the next request to begin; prefills: a prompt may be computed."""
         step = _Step(best, contest, set(), [])
         rows = self._share.rows(contest)
         for one in lower:
@@ -317,8 +317,8 @@ class GivingWay:
     def _make_room(self, best: int, newcomer: Any) -> int | None:
         """Preempt as many requests as the first class needs for slots and KV. Return their number.
 
-        Return None if that does not suffice, so that vLLM chooses among all. `_leaving` gets requests that
-        can only be preempted after the next step.
+        Return None if that does not suffice; vLLM then chooses among all requests. `_leaving` gets requests
+        that can only be preempted after the next step.
         """
         scheduler = self._scheduler
         pool, most = scheduler.kv_cache_manager.block_pool, scheduler.max_num_scheduled_tokens
@@ -342,8 +342,8 @@ class GivingWay:
         self._counts.preempted += preempted
         lacks = pool.get_num_free_blocks() < wanted
         if (slot or lacks) and self._rows_may_miss:
-            # A step in flight may still write to its blocks. If the next step leaves it out, the one after
-            # that can preempt it.
+            # A step in flight may still write to a request's blocks. If the next step leaves the request out,
+            # the step after that can preempt it.
             self._leaving = [one for one in allowed if one in scheduler.running][-1:]
         return None if lacks and not self._leaving else preempted
 

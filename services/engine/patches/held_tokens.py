@@ -1,8 +1,8 @@
 """Stream a token's id together with its text, even if the text may still contain a stop string.
 
 vLLM holds back as many characters as the longest stop string has, but sends the ids of their tokens at once.
-A reasoning parser that sees the id of a thought's end then looks for its mark in text that has not arrived,
-and streams the thought twice. Here whole tokens are held back, with their ids and log-probabilities.
+A reasoning parser that sees the id of a thought's end then looks for the end mark in text that has not
+arrived, and streams the thought twice. Here whole tokens are held back, with their ids and log-probabilities.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HELD = "_baton_held"  # attribute of a detokenizer
 
 
 class HeldTokens:
-    """The tokens of one stream whose text is not sent yet. It replaces two methods of the detokenizer."""
+    """The tokens of one stream whose text has not been sent yet. Replaces two methods of the detokenizer."""
 
     __slots__ = ("_decode", "_detokenizer", "_ends", "_next_text", "sent")
 

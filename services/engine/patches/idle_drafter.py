@@ -66,7 +66,7 @@ def _propose(  # noqa: PLR0917 (vLLM's parameters)
 
 
 def _drafts_nothing(runner: Any, scheduler_output: Any) -> bool:
-    """Return whether the step made one token per request, and the next one verifies no drafts."""
+    """Return whether the step made one token per request and the next step verifies no drafts."""
     batch = runner.input_batch
     rows = batch.num_reqs
     if scheduler_output.num_spec_tokens_to_schedule or scheduler_output.total_num_scheduled_tokens != rows:
@@ -115,7 +115,7 @@ class Backlog:
         return len(self._steps) >= _STEPS or 2 * self._count > self._most
 
     def add(self, runner: Any, states: Any, slots: Any) -> Any:
-        """Store a step's inputs for a later pass. Return its drafts, a tensor [rows, 0]."""
+        """Store a step's inputs for a later pass. Return the step's empty drafts, a tensor [rows, 0]."""
         import torch
 
         rows = runner.input_batch.num_reqs

@@ -1,9 +1,9 @@
 """Send V1's model runner a request's images even where the prefix cache or a handoff covers them.
 
-vLLM leaves them out, because the prompt is not computed there. But if the request is preempted, V1 computes
-its prompt from what the runner has, and without the images that ends the engine. With several ranks, each
-would get a copy with every request. There the scheduler drops them, too, and the guard
-(handoff/vllm/ec_connector.py) ends a request that would need them.
+vLLM leaves such images out, because that part of the prompt is not computed. But if the request is preempted,
+V1 computes its prompt from what the runner has, and without the images that ends the engine. With several
+ranks, each rank would get a copy of the images with every request. Then the scheduler drops them, too, and
+the guard (handoff/vllm/ec_connector.py) ends a request that would need them.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Wanted(int):
     """The number of best tokens, with the tokens that each row of the batch names."""
 
     named: Mapping[int, Sequence[int]]
-    requests: int  # number in the batch
+    requests: int  # number of requests in the batch
 
     def __new__(cls, best: int, named: Mapping[int, Sequence[int]], requests: int) -> Wanted:
         made = super().__new__(cls, best)

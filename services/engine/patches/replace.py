@@ -58,7 +58,7 @@ def install(module: ModuleType) -> None:
 
 
 def located(symbol: str) -> tuple[Any, str]:
-    """Return the module or class of a symbol, MODULE:ATTRIBUTE, and its name there."""
+    """Return the module or class that owns a symbol, MODULE:ATTRIBUTE, and the attribute's name."""
     module, _, path = symbol.partition(":")
     *owners, name = path.split(".")
     return functools.reduce(getattr, owners, importlib.import_module(module)), name
@@ -68,8 +68,8 @@ def replace(owner: Any, name: str, ours: Function, expects: Sequence[str] = ()) 
     """Call `ours` instead of `owner.name`, with the original function before the call's own arguments.
 
     owner: a module, class or object. expects: the names of the original's parameters, with `self` and `cls`;
-    by default those of `ours` after its first. The last wrapper is outermost, and a second call with the same
-    `ours` does nothing. Raises StartError, which names the symbol, if vLLM's function differs.
+    by default, the parameters of `ours` after the first. The last wrapper is outermost, and a second call
+    with the same `ours` does nothing. Raises StartError, which names the symbol, if vLLM's function differs.
     """
     original = check(owner, name, expects or _parameters_of(ours)[1:])
     present = wrappers(owner, name)
@@ -92,7 +92,7 @@ def around(original: Function, ours: Function) -> Function:
 
 
 def check(owner: Any, name: str, expects: Sequence[str]) -> Function:
-    """Return the function `owner.name`. Raises StartError unless it takes the parameters `expects`."""
+    """Return the function `owner.name`. Raises StartError if its parameters are not `expects`."""
     found = inspect.getattr_static(owner, name, None)
     function: Function | None = (
         found.__func__ if isinstance(found, classmethod) else getattr(owner, name, None)

@@ -19,7 +19,7 @@ _KEY = "_baton_times"  # attribute of a step's output, of a rank's worker, and o
 
 @dataclass(slots=True)
 class StepPhases:
-    """Seconds of a step's phases. `verify_s`: the target's forward pass and the sampling, which verifies."""
+    """Seconds of a step's phases. `verify_s`: the target's forward pass and sampling, with verification."""
 
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -30,7 +30,7 @@ _drafting = StepPhases()  # the current step's, in this rank
 
 
 def take() -> StepPhases:
-    """Return the times of the steps since the last call. For the thread that steps the engine."""
+    """Return the sums over the steps since the last call. For the thread that steps the engine."""
     taken = StepPhases(_steps.draft_s, _steps.verify_s)
     _steps.draft_s = _steps.verify_s = 0.0
     return taken
@@ -60,7 +60,7 @@ def time_sample(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def time_speculator(runner: Any) -> None:
-    """Time model runner V2's speculator, at its first use because other patches replace it before that."""
+    """Time model runner V2's speculator from its first use on: until then, other patches replace it."""
     if hasattr(runner, _KEY):
         return
     setattr(runner, _KEY, True)

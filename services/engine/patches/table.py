@@ -37,12 +37,12 @@ class Patch:
 
 @dataclass(frozen=True)
 class ObjectPatch:
-    """A patch of individual objects, or for the time of one call, in the file that applies it."""
+    """A patch of individual objects, or for the duration of one call; `file` applies it."""
 
     file: str
     until: str
     symbols: tuple[str, ...]
-    why: str = ""  # empty: the file's docstring says it
+    why: str = ""  # empty: the file's docstring says why
     processes: str = ROUTER
 
 

@@ -1,8 +1,9 @@
 """Move a thinking budget together with its request.
 
-vLLM's V1 keeps budgets by batch row. A request that moves into the row of one that ended gets its budget,
-which forces it to end a thought that it never began. And in a step without drafts of an engine that drafts,
-the end of a thought goes into row 0: budgets apply to one row per draft if `in_spec_mode` is set.
+vLLM's V1 keeps budgets by batch row. A request that moves into the row of an ended request gets that
+request's budget, which forces it to end a thought that it never began. And if an engine that drafts runs a
+step without drafts, the end of a thought goes into row 0: budgets apply to one row per draft if
+`in_spec_mode` is set.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Decode requests with a seed, min_p or logit_bias without drafts, in the same batch as others with drafts.
+"""Decode requests with a seed, min_p or logit_bias without drafts, in the same batch as requests with drafts.
 
-- Seeds: verification draws random numbers for each draft, and how many there are depends on other requests,
+- Seeds: verification draws random numbers for each draft, and the number of drafts depends on other requests,
   so vLLM's seeds reproduce nothing under speculation. Greedy requests with a seed keep their drafts.
 - min_p and logit_bias: vLLM applies them to the token after the drafts but not to the logits that verify
   drafts, and so refuses them under speculation.

@@ -1,10 +1,11 @@
 """Verify drafts with baton.kernels.verify instead of vLLM's RejectionSampler, if `verifier` is `baton`.
 
-vLLM still applies everything that changes single logits: penalties, bad words, allowed tokens, biases,
+vLLM still applies everything that changes individual logits: penalties, bad words, allowed tokens, biases,
 thinking budgets. The kernel applies temperature, min-p, top-k and top-p, and samples all rows. Steps with
-seeded requests (vLLM's generators must give the same tokens whatever the others do), with log-probabilities
-of processed logits, or with logits processors that are not vLLM's own stay with vLLM's method, which has the
-same distribution. A request's rows are adjacent, the row after its drafts last; cu_num_sampled_tokens: ends.
+seeded requests (vLLM's generators must give the same tokens whatever the other requests do), with
+log-probabilities of processed logits, or with logits processors that are not vLLM's own stay with vLLM's
+method, which has the same distribution. A request's rows are adjacent, the row after its drafts last;
+cu_num_sampled_tokens says where they end.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Verifier:
         )
 
     def _processed(self, metadata: Any, logits: torch.Tensor, sampling_metadata: Any) -> torch.Tensor:
-        """Return the logits with all changes of individual ones; the same tensor if there are none."""
+        """Return the logits with all changes to individual logits; the same tensor if there are none."""
         if not _changes_logits(sampling_metadata):
             return logits
         processed = logits.to(torch.float32, copy=True)

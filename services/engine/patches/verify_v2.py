@@ -1,8 +1,8 @@
 """Verify drafts with our kernel on vLLM's model runner V2, the GPU's default; verify_v1.py is for V1.
 
-V2's sampler keeps settings in arrays by slot, which the kernel reads directly. V2's drafters keep logits,
-which it takes, too. Logits are copied to float32 only if something changes single ones. What needs values
-that are never computed here stays with vLLM: watermarks, synthetic acceptance, processed log-probabilities,
+V2's sampler keeps settings in arrays by slot, which the kernel reads directly. It also reads the logits that
+V2's drafters keep. Logits are copied to float32 only if something changes individual logits. Features that
+need values never computed here stay with vLLM: watermarks, synthetic acceptance, processed log-probabilities,
 masks.
 
 RejectionSampler._verify gets logits [N, V], draft_logits [slots, steps, V], cu_num_logits [R + 1], and
@@ -117,7 +117,7 @@ def _run(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     sampling: Sampling,
 ) -> Verified:
-    """Verify. logits: the target's and the drafter's; rows: input tokens, row ends, positions."""
+    """Verify drafts. logits: the target's and the drafter's; rows: input tokens, row ends, positions."""
     (shipped, method), (target, drafter), (tokens, ends, positions) = by, logits, rows
     if drafter is not None:  # the vocabularies of target and drafter may be padded differently
         width = min(target.shape[1], drafter.shape[2])

@@ -49,11 +49,11 @@ class Admission:
     request: TenantRequest | None = None  # the tenant's admission; None without HTTP
     trace: TraceContext = field(default_factory=trace_context.begin)
     http: HttpTimes = field(default_factory=HttpTimes)
-    service: ServiceClass = STANDARD  # the body may choose another
+    service: ServiceClass = STANDARD  # the body may choose another class
     deadline: float = math.inf  # time.monotonic; set by the client
     response: _HeldResponse | None = None  # while it is being sent
     error: RequestFailed | None = None
-    images: Images | None = None  # admitted ones, until they are rendered; None: not looked for yet
+    images: Images | None = None  # the admitted images, until they are rendered; None: not looked for yet
     own: Own = NOTHING  # the router's own fields in the body
     wants_usage: bool = False
     states: list[RequestState] = field(default_factory=list)  # one per sequence
@@ -62,8 +62,8 @@ class Admission:
     def refuse(self, error: RequestFailed) -> None:
         """Store the error for the client, unless there is one already.
 
-        Its traceback refers to this object, and to all that the request had: both would stay until the next
-        garbage collection.
+        Drops the traceback: it refers to this object and to everything that the request held, and both would
+        stay in memory until the next garbage collection.
         """
         error.__traceback__ = error.__context__ = None
         if self.error is None:
@@ -131,7 +131,7 @@ class AdmissionMiddleware:
                 admission.lasting.add_done_callback(lambda _: request.leave())
             else:
                 request.leave()
-            admission.response = None  # the response refers to the admission
+            admission.response = None  # breaks a reference cycle
             times.ended = time.monotonic()
             if not admission.states:
                 error_text = admission.error.message if admission.error is not None else ""
@@ -141,7 +141,7 @@ class AdmissionMiddleware:
                     self._chronicle.over(state)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle other methods and the server's own messages, which need no admission."""
+        """Handle other methods and scopes that are not HTTP, which need no admission."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -217,7 +217,7 @@ class _HeldResponse:
         return self._state(message)
 
     def watch(self, received: float) -> None:
-        """Measure the next chunk only: all others are sent without an extra call."""
+        """Measure the next chunk only: all other chunks are sent without an extra call."""
         if self._state == self._send:
             self._watched = received
             self._state = self._measured
@@ -317,7 +317,7 @@ def usage_wanted(own: Own) -> bool:
 
 
 def with_usage(body: bytes, states: list[RequestState]) -> bytes:
-    """Add `usage.baton` to a whole response. Any other body, such as an error, is unchanged."""
+    """Add `usage.baton` to a whole response. Any other body, such as an error, is returned unchanged."""
     try:
         response = json.loads(body)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Authentication: once an API key is set, every path but a few for health checks needs one.
+"""Authentication: once an API key is set, every path except a few for health checks needs one.
 
 OpenAI's and Anthropic's headers work on every path. Unlisted paths and other spellings of listed ones are
 closed, so routes that a new vLLM adds are closed too.
@@ -45,7 +45,7 @@ def keys_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 class FixedKeys:
     """A fixed set of keys that all belong to one caller without limits; a Keyring without tenants."""
 
-    problem = ""  # they can always be checked
+    problem = ""  # fixed keys can always be checked
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [digest(key.encode()) for key in keys]
@@ -60,7 +60,7 @@ class FixedKeys:
 class KeyMiddleware:
     """Pure ASGI middleware that checks the path and the headers before the body is read.
 
-    Place it directly inside the CORS middleware, which answers browsers' preflights: those cannot carry a
+    Place it directly inside the CORS middleware, which answers browsers' preflights: they cannot carry a
     key. Any other OPTIONS request would reach mounted apps, so it needs a key. `refused` is called with the
     status of each refusal.
     """

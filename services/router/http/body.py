@@ -1,8 +1,9 @@
 """Read a request's whole body, within a budget, before any handler sees it.
 
-A few bytes of JSON become an object of a hundred bytes, so a body's contents are counted as its bytes arrive:
-30 ms for 8 MiB of text, 400 ms for 8 MiB of escaped surrogates, in steps of at most 10 ms, and 14 us for a
-chat of 3 KB. A body that is not JSON is counted correctly up to its first mistake, where any parser stops.
+A few bytes of JSON can become an object of a hundred bytes, so a body's contents are counted as its bytes
+arrive. Counting takes 30 ms for 8 MiB of text, 400 ms for 8 MiB of escaped surrogates (in steps of at most
+10 ms), and 14 us for a chat of 3 KB. A body that is not JSON is counted correctly up to its first error,
+where any parser stops.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ async def read(receive: Receive) -> bytes | None:
     """Return a request's body, or None if the client leaves.
 
     Raises TooLarge or Unsupported, but only once the whole body has arrived: clients do not read a response
-    before they have sent everything. Bytes after the mistake are discarded.
+    before they have sent everything. Bytes after the error are discarded.
     """
     budget = Budget()
     pieces: list[bytes] = []
@@ -120,7 +121,7 @@ def _is_broken(text: str) -> bool:
 
 
 def again(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that yields a body already read, then the messages after it."""
+    """Return a `receive` that yields a body that has already been read, then the messages after it."""
     first: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
     async def given() -> Message:
@@ -134,7 +135,7 @@ def again(body: bytes, receive: Receive) -> Receive:
 
 
 class Budget:
-    """Counts one body. Raises TooLarge (413) beyond a limit, Unsupported (400) for invalid JSON."""
+    """Counts a body's contents. Raises TooLarge (413) beyond a limit, Unsupported (400) for invalid JSON."""
 
     __slots__ = (
         *("_before", "_decoder", "_depth", "_ended", "_escapes", "_last", "_quotes", "_tail", "bytes"),
@@ -147,7 +148,7 @@ class Budget:
         self._quotes = 0
         self._depth = 0  # nesting at the last byte
         self._ended = False  # after an unmatched closing bracket, where any parser stops
-        self._tail = b""  # a backslash whose second character has not arrived
+        self._tail = b""  # a trailing backslash: the character that it escapes has not arrived
         self._last = b""  # the last non-space byte outside strings
         self._before = b""  # the last bytes outside strings
         self._escapes = b" " * _CONTEXT  # the last bytes, where an unpaired surrogate may begin
@@ -158,7 +159,7 @@ class Budget:
         return (self._quotes + 1) // 2
 
     def take(self, piece: bytes) -> None:
-        """Count the next piece, about 64 KiB at most: it blocks the loop for some milliseconds at worst."""
+        """Count the next piece, about 64 KiB at most, which blocks the loop for a few milliseconds."""
         if not self.bytes:
             check_encoding(piece)
         self._check_text(piece)
@@ -233,9 +234,7 @@ class Budget:
         if _LONG_NUMBER in digits:
             raise Unsupported(f"the body has a number of more than {MAX_NUMBER} characters")
         for found in _INTEGER.finditer(near):
-            if (
-                not -(1 << 63) <= int(found[0]) < 1 << 64
-            ):  # the encoding of messages to workers has no larger ones
+            if not -(1 << 63) <= int(found[0]) < 1 << 64:  # messages to workers cannot encode larger integers
                 raise Unsupported(
                     f"the body has an integer that does not fit into 64 bits: {found[0].decode()}"
                 )

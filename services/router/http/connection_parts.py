@@ -22,7 +22,7 @@ OnRefused = Callable[[str], None]
 
 
 class Phase(Enum):
-    """The event that a connection waits for; see connections.py."""
+    """The event that a connection is waiting for; see connections.py."""
 
     REQUEST = auto()
     ANSWER = auto()

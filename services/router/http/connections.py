@@ -1,12 +1,12 @@
 """A router's HTTP connections: uvicorn's, with limits on the size and the pace of requests.
 
-They cost nothing per token, and a few comparisons per request. At every moment a connection waits for one
-thing (Phase), and a timer limits the wait:
+The limits cost nothing per token, and a few comparisons per request. At any moment a connection is waiting
+for one thing (Phase), and a timer limits the wait:
 
     REQUEST   the rest of a request      slow_client_s, more for a body sent at LEAST_SENT_PER_S: then 408
     ANSWER    the application            it has its own deadlines
     READING   the client to read         LEAST_READ_PER_S in each slow_client_s: otherwise it is cut
-    NEXT      another request            keep_alive_s: then it is closed; 408 for the first one
+    NEXT      another request            keep_alive_s: then it is closed; first one: slow_client_s, then 408
     END       the client to close        LINGER_S without a byte, slow_client_s in all: then it is cut
 
 Limits:
@@ -19,8 +19,8 @@ Limits:
     a body after an early answer  discarded if it is short; otherwise the connection ends
     a router that is ending       each connection may send one more request, for LAST_REQUEST_S
 
-Uses undocumented parts of uvicorn: uvicorn.protocols.http.httptools_impl (HttpToolsProtocol: its callbacks of
-transport and parser, on_response_complete, which ours copies, _start_asgi_task, cycle, pipeline, connections,
+Uses undocumented parts of uvicorn: uvicorn.protocols.http.httptools_impl (HttpToolsProtocol: its transport
+and parser callbacks, on_response_complete, which ours copies, _start_asgi_task, cycle, pipeline, connections,
 flow; RequestResponseCycle: transport, keep_alive, disconnected, message_event, response_started,
 response_complete); and httptools.HttpParserUpgrade (its argument is where the parser stopped).
 """
@@ -60,9 +60,9 @@ FRAMING = 16  # framing bytes allowed per byte of a chunked body; a one-byte chu
 # The kernel's buffer per connection. By default it grows to megabytes for a client that does not read, and
 # reports progress only when a third is free: a slow client must read at least that much in slow_client_s.
 SEND_BUFFER_BYTES = 64 << 10
-WRITE_BUFFER_BYTES = 16 << 10  # our own per connection; a full one makes the response wait for its client
+WRITE_BUFFER_BYTES = 16 << 10  # our own buffer per connection; when full, the response waits for the client
 LINGER_S = 2.0  # silence before an ending connection is cut; if cut at once, the client may miss its response
-LINGER_BYTES = 64 << 20  # bytes that the client may still send
+LINGER_BYTES = 64 << 20  # bytes that the client of an ending connection may still send
 BODIES_AT_ONCE = 8  # bodies of the largest size held at once; more if they are smaller
 SHORT_BODY_BYTES = 64 << 10  # longest body after an early answer for which the connection stays open
 MAX_PIPELINED = 32  # complete requests that wait for an earlier response
@@ -85,7 +85,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None  # the current response, or the last one
         self._over = False  # further input is discarded
         self._in_message = False  # between a request's first and last byte
-        self._in_body = False  # between the end of its headers and the next request
+        self._in_body = False  # between the end of a request's headers and the next request
         self._header_bytes = 0
         self._body_bytes = 0
         self._raw = 0  # bytes read since a request began, or since the last one was complete
@@ -95,7 +95,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._ending = False  # the router is ending: the next response is the last one
         self._phase = Phase.NEXT
         self._since = 0.0  # loop time when the phase began, or was last checked (READING)
-        self._unread = 0  # bytes that the client had not read by then
+        self._unread = 0  # bytes that the client had not read at `_since`
         self._heard = 0.0  # loop time of the last discarded byte
         self._timer: asyncio.TimerHandle | None = None
         self._times = HttpTimes()  # the current response's times
@@ -131,7 +131,7 @@ class LimitedConnection(HttpToolsProtocol):
             return
         self._parse(data)
         if self._raw > MAX_HEADER_BYTES and not self._over:
-            framed = (FRAMING + 1) * self._body_bytes + 2 * MAX_HEADER_BYTES  # including its headers
+            framed = (FRAMING + 1) * self._body_bytes + 2 * MAX_HEADER_BYTES  # including the headers
             if not (self._in_message and self._in_body) or self._raw > framed:
                 self._refuse(too_many_headers())
         self._settle()
@@ -211,7 +211,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._refuse(too_large(self._limits))
             return
         if self.cycle.response_complete:
-            return  # the response is complete: discard the rest
+            return  # discard the rest of the body
         self._held[self.cycle] = self._held.get(self.cycle, 0) + len(body)
         self._all.held += len(body)
         while self._all.held > self._all.limit and not self._over:
@@ -247,10 +247,10 @@ class LimitedConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def shutdown(self) -> None:
-        """Close the connection after one more response. uvicorn's own would lose a request in flight."""
+        """Close the connection after one more response. uvicorn's way would lose a request in flight."""
         self._ending = True
         if self.cycle is not None and not self.cycle.response_started:
-            self.cycle.keep_alive = False  # the response says so
+            self.cycle.keep_alive = False  # the response tells the client
         self._since = self.loop.time()
         self._arm(LAST_REQUEST_S)
 
@@ -291,7 +291,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self._answering and (self._running is not own or self._running.response_started):  # type: ignore[union-attr]
             self._over = True
             self._release_all()
-            self.transport.abort()  # another response is under way: an error cannot follow inside it
+            self.transport.abort()  # another response is under way: an error cannot be inserted into it
             return
         if own is None or not own.response_complete:
             abandon(own)

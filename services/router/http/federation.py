@@ -1,10 +1,10 @@
 """`GET /metrics`: this router's metrics. `GET /metrics?all`: those of all processes of the deployment.
 
 `?all` is for a Prometheus that can reach only the router. Samples get the labels `instance` and `role` unless
-they have them (as with `honor_labels`). With several processes (router.processes), each answers for all, with
-the label `process`, a number that a restarted process keeps: a sum would fall at a restart, and Prometheus
-would count the other processes twice. A process that does not answer has `baton_federation_up 0` or
-`baton_process_up 0`.
+they have them (as with `honor_labels`). With several processes (router.processes), each returns the metrics
+of all, with the label `process`: a number that a restarted process keeps. A sum over the processes would fall
+at a restart, and Prometheus would count the other processes twice. A process that does not answer has
+`baton_federation_up 0` or `baton_process_up 0`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from baton.scheduler.members import Member
 from baton.services.router.http.authentication import METRICS
 
 AT_ONCE = 16  # processes scraped concurrently
-ASK_S = 2.0  # timeout of one process
-ALL_S = 8.0  # timeout of all processes: Prometheus waits ten seconds
+ASK_S = 2.0  # timeout for one process
+ALL_S = 8.0  # timeout for all processes: Prometheus waits ten seconds
 MOST_BYTES = 8 << 20  # the largest answer accepted
 UP = "baton_federation_up"
 PROCESS_UP = "baton_process_up"
@@ -39,7 +39,7 @@ _UP_TEXT = "1 for a process whose metrics are here, 0 for one that did not answe
 
 @dataclass(frozen=True)
 class Processes:
-    """All processes of this router; this one has the number `number`."""
+    """All processes of this router; the current process is `number`."""
 
     number: int
     addresses: Callable[[], Mapping[int, str]]  # number -> host:port of its own metrics
@@ -104,7 +104,7 @@ def route(federation: Federation) -> Route:
 
 
 def merged(parts: Parts, up: str) -> bytes:
-    """Return the metrics of several processes as one text, with a gauge `up` of those that answered.
+    """Return the metrics of several processes as one text, with a gauge `up` that shows which answered.
 
     The samples of a family must be adjacent. Each sample gets the labels of its process that it lacks.
     """

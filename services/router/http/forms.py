@@ -1,7 +1,7 @@
 """Error responses in the form of the API that the client called: OpenAI's or Anthropic's.
 
 The app, including vLLM's handlers, answers in OpenAI's form; `ErrorForms`, around the whole app, translates.
-Responses without the app, and error events inside Anthropic's streams, call `anthropic_error`.
+Responses that bypass the app, and error events inside Anthropic's streams, use `anthropic_error`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TYPES = {
 }
 
 
-# Python 3.13 renamed these; clients see the same types with each version.
+# Python 3.13 renamed these; clients see the same types with every version.
 _PHRASES = {413: "Request Entity Too Large", 422: "Unprocessable Entity"}
 
 
@@ -102,7 +102,7 @@ class ErrorForms:
 
 
 class _Translated:
-    """A `send` that holds an error response until it is complete, and sends it in Anthropic's form."""
+    """A `send` that holds back an error response until it is complete, and sends it in Anthropic's form."""
 
     __slots__ = ("_body", "_send", "_start")
 

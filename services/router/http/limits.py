@@ -1,4 +1,4 @@
-"""Limits for every client: of headers and bodies, and of connections by the available file descriptors."""
+"""Limits for every client: on headers, on bodies, and on connections (as the file descriptors allow)."""
 
 from __future__ import annotations
 

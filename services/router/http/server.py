@@ -1,7 +1,7 @@
 """The HTTP server of one router process: uvicorn, on a port that the router's other processes share.
 
-The kernel assigns each connection to one process. If that one does not accept it, because it is dead,
-restarting, draining or busy, another does so within 2 * LOOK_S: no client is refused or reset.
+The kernel assigns each connection to one process. If that process does not accept it because it
+is dead, restarting, draining or busy, another one does so within 2 * LOOK_S: no client is refused or reset.
 
 Uses undocumented parts of uvicorn: uvicorn.Server (capture_signals, handle_exit, startup, shutdown,
 should_exit, server_state, lifespan).
@@ -27,7 +27,7 @@ from baton.tasks import stop
 
 LOOK_S = 0.05
 LOOKS = 2  # consecutive looks that must find a connection waiting at another process's socket
-# The same for a process at its connection limit, which would refuse the request: another process may have
+# LOOKS for a process at its connection limit, which would refuse the request: another process may have
 # room. If one is dead and the others are full, clients still get a refusal, and health checks still work.
 LOOKS_WHEN_FULL = 20
 AT_ONCE = 16  # connections accepted from another process's socket per look
@@ -35,7 +35,7 @@ LAST_S = 0.5  # time to accept the connections that are already queued when a pr
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal. Then it stops accepting, and lets streams end within `drain_s`."""
+    """Serves until a signal, then stops accepting connections and gives streams `drain_s` seconds to end."""
 
     def __init__(
         self, config: uvicorn.Config, seat: Seat, drain_s: float, end_all: Callable[[], None]
@@ -97,7 +97,7 @@ class Server(uvicorn.Server):
                 return
             try:
                 connection, _ = sock.accept()
-            except OSError:  # none is left; after any other error the next look tries again
+            except OSError:  # no connection is left; after any other error the next look tries again
                 return
             try:
                 connection.setblocking(False)

@@ -1,6 +1,6 @@
 """Streams through proxies: headers that prevent buffering, and comments that prevent timeouts.
 
-Clients ignore a comment (`: keep-alive`). Before the first event it starts the response
+Clients ignore comments (`: keep-alive`). A comment before the first event starts the response
 (docs/decisions/0015).
 """
 
@@ -16,7 +16,7 @@ from baton.tasks import spawn
 
 COMMENT = b": keep-alive\n\n"
 _EVENTS = b"text/event-stream"
-# nginx buffers a response until its buffers are full; caches and some proxies until it ends.
+# nginx buffers a response until its buffers are full; caches and some proxies do so until it ends.
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
@@ -32,7 +32,7 @@ def mark(start: Message) -> None:
 
 
 class Comments:
-    """A `send` that adds comments to a silent stream once `begin` is called; with `every_s` 0, none.
+    """A `send` that adds comments to a silent stream once `begin` is called; none if `every_s` is 0.
 
     Send parts of the response to `sender`; `pass_on` is the wrapped `send`. A task runs until the response is
     complete or `end` is called.

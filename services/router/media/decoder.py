@@ -6,9 +6,9 @@ for the decoded pixels, as RGB.
 
     {"take": BYTES, "cpu_s": ...}  keep a file   -> {"format", "width", "height", "animated"} or {"problem"}
     {"decode": NUMBER}             decode it     -> {"width", "height", "converted"} or {"problem"}
-    {"forget": true}               drop all      -> {}
+    {"forget": true}               drop all files -> {}
 
-A file is opened by its header; nothing is decoded before `decode`. Pixels equal those of vLLM's own loader.
+`take` reads only a file's header; nothing is decoded before `decode`. Pixels equal those of vLLM's loader.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from PIL import (  # all that open needs, because no file can be opened later
 )
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
-BASE_BYTES = 192 << 20  # address space beside images
+BASE_BYTES = 192 << 20  # address space for everything but images
 BYTES_PER_PIXEL = 40  # a progressive JPEG's coefficients, or RGBA with its copies, and the result
-BACKGROUND = (255, 255, 255)  # vLLM's, behind transparent images
+BACKGROUND = (255, 255, 255)  # vLLM's background for transparent images
 _CONNECTION, _PIXELS, _ERRORS = range(3)  # descriptors
 _USED = (
     copy,
@@ -71,14 +71,14 @@ class Decoder:
             "format": "JPEG" if image.format == "MPO" else image.format,
             "width": image.width,
             "height": image.height,
-            # A photo with a preview (MPO) is one image; vLLM takes the first, too.
+            # A photo with a preview (MPO) counts as one image: vLLM, too, takes only the first.
             "animated": image.format != "MPO" and bool(getattr(image, "is_animated", False)),
         }
 
     def decode(self, number: int) -> dict[str, Any]:
         image = self._taken[number]
         image.load()  # before the next line, which would hide that a file is damaged
-        with contextlib.suppress(Exception):  # damaged EXIF data do not matter, as in vLLM
+        with contextlib.suppress(Exception):  # damaged EXIF data are ignored, as in vLLM
             image = ImageOps.exif_transpose(image)
         rgb = as_rgb(image)
         data = rgb.tobytes()
@@ -97,7 +97,7 @@ class Decoder:
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Return the image itself if it is RGB, or else a copy, on white where it is transparent."""
+    """Return the image itself if it is RGB, else an RGB copy with its transparent parts on white."""
     if image.mode == "RGB":
         return image
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
@@ -116,7 +116,7 @@ def answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except UnidentifiedImageError:
         return {"problem": "it is not a readable JPEG, PNG, WebP or GIF file"}
     except Exception as error:  # noqa: BLE001 (told to the client: Pillow's plug-ins raise any exception)
-        if "create decoder" in str(error):  # WebP's, which takes memory for the whole image at once
+        if "create decoder" in str(error):  # WebP's decoder allocates memory for the whole image at once
             return {"problem": "it has too many pixels, or is damaged"}
         return {"problem": f"it cannot be read: {str(error)[:200] or type(error).__name__}"}
 
@@ -140,13 +140,13 @@ def serve(connection: socket.socket, pixels: int) -> None:
 
 
 def narrow(most_pixels: int) -> None:
-    """Limit what this process may do: its memory, core files, and opening anything."""
+    """Limit this process: less memory and priority, no core files, no further open files."""
     warnings.simplefilter("ignore")
     Image.MAX_IMAGE_PIXELS = None  # the router checks sizes, between `take` and `decode`
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the CPU limit: ends the process
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a router that drains still needs it
+        signal.signal(number, signal.SIG_IGN)  # a draining router still needs this process
     os.setpriority(os.PRIO_PROCESS, 0, 10)
     memory = BASE_BYTES + most_pixels * BYTES_PER_PIXEL
     for limit, most in (

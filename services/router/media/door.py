@@ -1,7 +1,7 @@
 """Admit a request's images: check, fetch and decode all of them before anything is rendered.
 
 vLLM is then given pixels, never files or URLs (`vllm.images`). Decoded pixels count until vLLM has dropped
-them, whether the request still exists or not.
+them, even if the request has ended.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from baton.services.router.media.files import Fetcher, check_url, read_data_url
 from baton.services.router.media.parts import Part
 from baton.services.router.media.processes import Decoders, Header, Lent, Store, Turns
 
-AT_ONCE = 4  # decoded pixels of all requests that wait for vLLM, in multiples of one request's limit
-MAX_RATIO = 200  # longer side / shorter side; some models' processors raise beyond it
-WAITING = 256  # requests
+AT_ONCE = 4  # decoded pixels of all requests that are waiting for vLLM, in multiples of one request's limit
+MAX_RATIO = 200  # longer side / shorter side; some models' processors raise an error beyond it
+WAITING = 256  # requests that may wait
 WAIT_S = 60.0
-FETCHING, FETCHING_EACH = 8, 4  # requests whose files are fetched or wait for a decoder
+FETCHING, FETCHING_EACH = 8, 4  # requests, in total and per client, fetching or waiting for a decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class MediaDoor:
                     headers.append(self._checked(await decoder.take(file), declared))
                     files.append(file)
             each = dict(zip((part.url for part in unique), headers, strict=True))
-            # vLLM prepares a repeated image each time.
+            # vLLM prepares a repeated image again each time.
             if (pixels := sum(each[part.url].pixels for part in found)) > self._most:
                 raise Unsupported(
                     f"all images have {pixels / 1e6:.1f} megapixels; {self._settings.max_megapixels} are "
@@ -150,7 +150,7 @@ class MediaDoor:
     async def _pictures(
         self, decoder: Lent, unique: Sequence[Part], headers: Sequence[Header]
     ) -> list[tuple[Image.Image, bool]]:
-        """Decode the files. Room for all is taken first, so that two requests never wait for each other's."""
+        """Decode the files. Room for all is taken first, so two requests never wait for each other."""
         rest = sum(one.pixels for one in headers)
         await self._pixels.take(rest)
         done: list[tuple[Image.Image, bool]] = []
@@ -160,7 +160,7 @@ class MediaDoor:
                     done.append(await self._picture(decoder, number, headers[number]))
                 rest -= headers[number].pixels
         except BaseException:
-            done.clear()  # a traceback would keep them
+            done.clear()  # a traceback would keep the images
             raise
         finally:
             self._pixels.give(rest)
@@ -174,7 +174,7 @@ class MediaDoor:
         return image, converted
 
     def _give_back_after(self, image: Image.Image, pixels: int) -> None:
-        """Give room back once the image is no longer in memory: in whichever thread that happens."""
+        """Give room back once the image is no longer in memory, whichever thread frees it."""
         loop = asyncio.get_running_loop()
 
         def give() -> None:

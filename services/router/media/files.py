@@ -1,7 +1,7 @@
-"""Get the files of images: from `data:` URLs, or from the domains in `router.media.allowed_domains`.
+"""Get image files: from `data:` URLs, or from the domains in `router.media.allowed_domains`.
 
-A fetch resolves a name once, refuses it if any of its addresses is not public, and connects to one of them.
-Redirects are not followed. An address in a URL must be in the list itself, public or not.
+A fetch resolves a name once, refuses it if any of its addresses is not public, and connects to one of those.
+Redirects are not followed. An IP address in a URL must itself be in the list, public or not.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _VIDEO = frozenset({"video_url", "video_embeds", "video"})
 _FILES = frozenset({"file", "input_file", "document", "container_upload"})
 _EMBEDDINGS = frozenset({"image_embeds", "prompt_embeds"})
 _OBJECTS = frozenset({"image_pil"})
-# The keys that tell the kind of a part without a type.
+# The keys that identify the kind of a part without a type.
 MEDIA = _IMAGES | _AUDIO | _VIDEO | _FILES | _EMBEDDINGS | _OBJECTS
 _WHY = {
     **dict.fromkeys(_AUDIO, "audio is not served here: send its transcript as text"),
@@ -74,7 +74,7 @@ def _in_content(place: str, parts: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _listed(value: Any, name: str) -> list[Any]:
-    """Return a field's parts. pydantic leaves some as iterators that can be read once: replace those."""
+    """Return a field's parts. pydantic leaves some fields as one-shot iterators: replace these with lists."""
     parts = _field(value, name)
     if isinstance(parts, list):
         return parts

@@ -1,7 +1,7 @@
-"""Run decoders (`decoder`) as processes within limits. One that exceeds them is killed and replaced.
+"""Run decoders (`decoder`) as processes with limits. A process that exceeds them is killed and replaced.
 
-A process handles one request's images at a time. It starts at the first use, without this process's
-environment, and ends with it.
+A process handles one request's images at a time. It starts at the first use, without the router's
+environment, and ends with the router.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from baton.services.router.errors import Overloaded, Unsupported
 
 
 class Turns:
-    """`slots` for all clients, at most `each` for one; up to `waiting` requests wait, by client in turn."""
+    """`slots` for all clients, at most `each` for one; up to `waiting` requests wait; clients take turns."""
 
     def __init__(self, slots: int, each: int, waiting: int) -> None:
         self._free = slots
@@ -55,7 +55,7 @@ class Turns:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # granted in the same moment
+            if turn.done() and not turn.cancelled():  # granted at the same moment
                 self._give(client)
             else:
                 self._leave(client, turn)
@@ -100,7 +100,7 @@ class Store:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, units: int) -> None:
-        """Wait until there is room for `units`, at most `most` of them."""
+        """Wait until there is room for `units`, which must not exceed `most`."""
         if not self._waiting and units <= self.free:
             self.free -= units
             return
@@ -128,7 +128,7 @@ class Store:
 
 SLOTS, EACH = 3, 2  # processes, and how many one client may use: a slot remains for other clients
 CPU_S = 10.0  # for all images of a request; 64 megapixels of PNG take 5 s
-WALL_S = 60.0  # on a machine that is too busy
+WALL_S = 60.0  # exceeded only if the machine is too busy
 _PROGRAM = Path(__file__).with_name("decoder.py")
 _LINE_BYTES = 4 << 10
 _END_S, _FORGET_S, _START_S = 1.0, 5.0, 30.0
@@ -194,7 +194,7 @@ class Decoders:
 
 
 class Lent:
-    """A process, for the images of one request."""
+    """A process that is lent for the images of one request."""
 
     def __init__(self, process: _Process, cpu_s: float) -> None:
         self._process = process
@@ -213,7 +213,7 @@ class Lent:
 
 
 def _environment() -> dict[str, str]:
-    """Return a process's environment: where Python and Pillow are, and no more: ours may hold keys."""
+    """Return the environment of a decoder: only where Python and Pillow are, as ours may hold keys."""
     kept = {name: value for name, value in os.environ.items() if name in _KEPT}
     return {**kept, "PYTHONPATH": str(Path(PIL.__file__).parents[1])}
 
@@ -276,7 +276,7 @@ class _Process:
             if not isinstance(told, dict):
                 raise TypeError
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TypeError, ValueError):
-            with contextlib.suppress(TimeoutError):  # `kill` would hide its status if it has just ended
+            with contextlib.suppress(TimeoutError):  # if it has just ended, `kill` would hide its exit status
                 async with asyncio.timeout(_END_S):
                     await self._process.wait()
             ended = await self.kill()
@@ -294,17 +294,17 @@ class _Process:
         return False
 
     async def pixels(self, size: tuple[int, int]) -> Image.Image:
-        """Return the pixels decoded last. Raises Unsupported if they are not there."""
+        """Return the pixels decoded last. Raises Unsupported if they are missing."""
         reading = asyncio.ensure_future(asyncio.to_thread(self._read, size))
         try:
             return await asyncio.shield(reading)
         finally:
-            await asyncio.wait({reading})  # before `kill` closes what it reads
+            await asyncio.wait({reading})  # before `kill` closes the memory file that `_read` reads
 
     def _read(self, size: tuple[int, int]) -> Image.Image:
-        """Read the pixels in strips: in one piece, they would hold the GIL for 0.1 s.
+        """Read the pixels in strips: reading them in one piece would hold the GIL for 0.1 s.
 
-        The file is not mapped, because a process that shrinks it would end this one.
+        The file is not mapped, because a decoder that shrank it would crash this process.
         """
         width, height = size
         image = Image.new("RGB", size, None)

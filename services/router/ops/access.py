@@ -1,6 +1,6 @@
-"""Access to the live page: for holders of its key or, without a key, for users of this machine.
+"""Access to the live page: for holders of its key or, if it has no key, for users of this machine.
 
-A browser shows the key once and gets a cookie. Without a key the page listens on loopback only and answers
+A browser sends the key once and gets a cookie. Without a key the page listens on loopback only and answers
 only to this machine's own names: another site could point its name here (DNS rebinding).
 """
 
@@ -20,7 +20,7 @@ from baton.services.router.http.authentication import keys_in
 COOKIE = "baton_ops"
 ACTION_HEADER = b"x-baton-ops"  # another site would need CORS consent to send it
 _OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
-FREE_TRIES = 5  # wrong keys without a wait
+FREE_TRIES = 5  # wrong keys before a wait
 LONGEST_WAIT_S = 60.0
 FORGOTTEN_S = 900.0  # how long an address is remembered after its last wrong key
 MOST_ADDRESSES = 4096
@@ -30,11 +30,11 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 class PageAccess:
     def __init__(self, key: str) -> None:
-        """Admit clients that show `key`; "": users of this machine."""
+        """Admit clients that send `key`; if it is "", users of this machine."""
         self._key = key.encode()
         self.has_key = bool(key)
         self._tries = Tries()
-        # A new one in each process, so after a restart the key is asked for again.
+        # A new seal in each process, so that the key is asked for again after a restart.
         self._seal = secrets.token_bytes(32)
 
     def opens(self, headers: Headers) -> bool:
@@ -52,7 +52,7 @@ class PageAccess:
         return keys_in(headers) if self._key else []
 
     def wait_s(self, host: str, *given: bytes) -> float:
-        """Count the keys that a client gave as one try; if it must wait first, return how long."""
+        """Count the keys that a client gave as one try. If it must wait first, only return how long."""
         if wait_s := self._tries.wait_s(host):
             return wait_s
         (self._tries.passed if self.fits(*given) else self._tries.failed)(host)
@@ -63,7 +63,7 @@ class PageAccess:
         return any(name == ACTION_HEADER for name, _ in headers)
 
     def fits(self, *given: bytes) -> bool:
-        """Return whether exactly one key was given, and it is right: a request counts as one try."""
+        """Return whether exactly one key was given and is right: a request counts as one try."""
         return (
             bool(self._key) and len(given) == 1 and hmac.compare_digest(_digest(*given), _digest(self._key))
         )
@@ -77,14 +77,14 @@ class PageAccess:
 class _Address:
     wrong: int
     last: float  # time of the last wrong key
-    until: float  # when its keys count again
+    until: float  # when keys from this address are checked again
 
 
 class Tries:
-    """Counts wrong keys by address; for IPv6 by /64 network, because one client may own all of it.
+    """Counts wrong keys by address; for IPv6 by /64 network, because one client may own a whole network.
 
-    After a few, keys from there are ignored for a time that doubles with each further one. While the table is
-    full, no new address may try.
+    After a few, keys from that address are ignored for a time that doubles with each further wrong key. While
+    the table is full, no new address may try.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:

@@ -1,7 +1,8 @@
-"""One message for all watchers of the live page, encoded once per tick while there are any.
+"""One message for all watchers of the live page, encoded once per tick while there are watchers.
 
-It has the workers, the KV moved between them in the last ten seconds, recent events in words, and a sample
-per second of the last quarter of an hour, each of which covers the ten seconds before it.
+It has the workers, the KV moved between them in the last ten seconds, recent events in words, and the
+latest sample. Samples are taken every second, each covers the ten seconds before it, and a page first gets
+those of the last quarter of an hour.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from baton.services.overview import workers
 from baton.services.overview.workers import BAD, INFO, WARNING, Row, Sums, Workers, changes
 from baton.services.router.record import Record
 
-KEPT_SAMPLES = 900  # samples
+KEPT_SAMPLES = 900  # a quarter of an hour
 WINDOW = 10  # samples
 SERIES_COLUMNS = (
     "at",  # seconds since 1970
@@ -47,7 +48,7 @@ class Series:
         live: Callable[[], int],
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Sample `load`, this router's request counts, and `live`, the requests waiting or running."""
+        """`load`: this router's request counts; `live`: the number of requests waiting or running."""
         self._load = load
         self._live = live
         self._now_s = now_s
@@ -55,7 +56,7 @@ class Series:
         self.samples: deque[list[Any]] = deque(maxlen=KEPT_SAMPLES)
 
     def sample(self, sums: Sums) -> list[Any]:
-        """Take a sample, which costs some 250 additions."""
+        """Take a sample, which costs about 250 additions."""
         now = self._now_s()
         load = self._load()
         self._window.append((now, load))
@@ -94,7 +95,7 @@ KEPT_EVENTS = 300
 
 
 class Events:
-    """The last events, each [number, Unix time in s, severity, text], numbered upwards."""
+    """The last events, each [number, Unix time in s, severity, text], numbered consecutively."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -113,7 +114,7 @@ class Events:
     def scheduler(self, problem: str) -> None:
         """Record whether a scheduler answers: `problem` is empty if one does."""
         if self._problem is None and problem:
-            return  # no scheduler has been asked yet
+            return  # no scheduler has answered yet
         if self._problem is not None and bool(problem) != bool(self._problem):
             text = f"no scheduler answers: {problem}" if problem else "a scheduler answers again"
             self.add(BAD if problem else INFO, text)
@@ -143,7 +144,7 @@ MOST_PAIRS = 200  # the busiest ones, in one message
 _PART_S = 1.0
 _MIB = 1 << 20
 
-Pair = tuple[str, str]  # prefill worker, decode worker; the same one if it did both
+Pair = tuple[str, str]  # prefill worker, decode worker; the same worker if it did both
 
 
 @dataclass(slots=True)
@@ -209,9 +210,9 @@ class Feed:
         series: Series,
         tick_s: float = 0.5,
     ) -> None:
-        """Send a message every `tick_s` while there are watchers. Samples are taken every second anyway.
+        """Send a message every `tick_s` while there are watchers. Samples are always taken every second.
 
-        about: constants, such as model, topic and versions; scheduler_problem: returns "" while one answers
+        about: constants, such as model and versions; scheduler_problem: returns "" while a scheduler answers
         """
         self._about = about
         self._statuses = workers

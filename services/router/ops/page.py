@@ -1,4 +1,4 @@
-"""The live page within a router: its socket, its content and its rights."""
+"""The live page within a router: its socket, its content and what it may do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_OPERATOR = (
 
 @dataclass(frozen=True)
 class PageDoor:
-    """The page's listening socket, and its key; "": none."""
+    """The page's listening socket, and its key ("" if it has none)."""
 
     sock: socket.socket
     key: str
@@ -63,7 +63,7 @@ def open_door(settings: Settings) -> PageDoor | None:
 async def live_page(
     door: PageDoor | None, settings: Settings, router_id: str, served: Sequence[Served], chronicle: Chronicle
 ) -> AsyncIterator[None]:
-    """Serve a page about all models inside the block; do nothing without a door."""
+    """Serve a page about all models inside the block; do nothing if `door` is None."""
     if door is None:
         yield
         return

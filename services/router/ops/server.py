@@ -58,10 +58,10 @@ class Action(BaseModel):
 
 
 class Actions:
-    """Carries out actions through the scheduler that has the worker."""
+    """Carries out actions through the scheduler that lists the worker."""
 
     def __init__(self, schedulers: Sequence[SchedulerClient], events: Events, forbidden: str = "") -> None:
-        """Act on `schedulers`, one per model. `forbidden` says why this router may not; "" if it may."""
+        """Act on `schedulers`, one per model. `forbidden` says why this router may not act; "" if it may."""
         self._schedulers = schedulers
         self._events = events
         self.forbidden = forbidden
@@ -181,7 +181,7 @@ async def _page(name: str) -> str:
 
 
 async def _login(request: Request, access: PageAccess) -> Response:
-    # Starlette writes the other kind of form to a file while it arrives.
+    # Starlette would write a multipart form to a file as it arrives.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         return _problem(415, f"send the key in a form: Content-Type: {_FORM}")
     try:

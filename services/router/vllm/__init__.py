@@ -1,6 +1,6 @@
 """vLLM's OpenAI front end over the router. No other part of the router imports vLLM."""
 
-# They take seconds; vLLM imports some of them only when its app is built.
+# These imports take seconds; vLLM imports some of them only when its app is built.
 HEAVY_IMPORTS = (
     "baton.services.router.vllm.frontend",
     "model_hosting_container_standards.sagemaker",

@@ -35,7 +35,7 @@ class _Piece(NamedTuple):
 
 
 class PromptHasher:
-    """Names the blocks of prompts like a worker that reports `hashing`. For one event loop."""
+    """Names the blocks of prompts as a worker that reports `hashing` does. For one event loop."""
 
     def __init__(self, hashing: scheduler_pb2.BlockHashing) -> None:
         self._function = get_hash_fn_by_name(hashing.algorithm)

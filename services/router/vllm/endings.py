@@ -1,4 +1,4 @@
-"""Correct how answers end in vLLM's handlers of chat and Responses.
+"""Correct how answers end in vLLM's handlers for chat and Responses.
 
 - A whole chat answer that `max_tokens` cut finishes with `length`, as its stream does, even if it called
   tools: the last call may be incomplete. vLLM says `tool_calls`.
@@ -6,7 +6,7 @@
   status of whole answers.
 - A stream of Responses that fails ends with `response.failed`. vLLM's stream just breaks off.
 - The two opening events of a stream of Responses are held until the third, so a refusal before the first
-  token is an HTTP status, as on other paths.
+  token becomes an HTTP status, as on other paths.
 
 Leans on: vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat.chat_completion_full_generator
 (request, result_generator, ...), its ChatCompletionResponse (choices, by index), RequestOutput.outputs;
@@ -122,7 +122,7 @@ def _cut(item: Any) -> None:
 def _streamed(generate: Callable[..., Events]) -> Callable[..., Events]:
     @wraps(generate)
     async def streamed(*args: Any, **kwargs: Any) -> Events:
-        held: list[Any] = []  # the opening events, or an item's last one
+        held: list[Any] = []  # the opening events, or an item's last event
         created: Any = None
         number = -1
         try:
@@ -140,7 +140,7 @@ def _streamed(generate: Callable[..., Events]) -> Callable[..., Events]:
                     yield one
                 held = []
                 yield ending
-        except Exception as error:  # every error must reach the client, which would wait otherwise
+        except Exception as error:  # every error must reach the client, which would otherwise wait
             cause = (error.__cause__ or error) if isinstance(error, _StreamFailed) else error
             if not isinstance(cause, RefusedByRouter):
                 log.exception("a stream of /v1/responses has failed")

@@ -40,7 +40,7 @@ from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.prepared_images import PreparedImages, places
 from baton.services.tenants.model import salted
 
-# Arguments of the router, scheduler and workers: clients must not control KV transfers.
+# Only the router, scheduler and workers set these arguments: clients must not control KV transfers.
 _RESERVED = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 _RESERVED_PREFIX = "baton"
 # Limit of an encoded request: the other half of its message is for the tokens so far and a manifest.
@@ -101,7 +101,7 @@ class RelayClient(EngineCoreClient):
         return await self._queue.take()
 
     async def add_request_async(self, request: Any) -> None:
-        """Start a request without waiting for its placement. Each of several sequences is placed separately.
+        """Start a request without waiting for its placement. A request's sequences are placed separately.
 
         Raises RefusedByRouter; a later refusal ends the request through `fail`.
         """
@@ -137,7 +137,7 @@ class RelayClient(EngineCoreClient):
     async def add_lora_async(self, lora_request: Any) -> bool:
         """Accept the settings' adapters, which vLLM's front end adds at its start; workers load them.
 
-        Raises RefusedByRouter for any other.
+        Raises RefusedByRouter for any other adapter.
         """
         if lora_request.lora_name not in self.limits.adapters:
             raise RefusedByRouter(_not_offered("add_lora_async"))
@@ -192,7 +192,7 @@ class RelayClient(EngineCoreClient):
         return output_queue.began_at(output.events)
 
     def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Do the same for an output of a later engine, and remove events that the front end already has."""
+        """Convert a later engine's output like a first one; drop events that the front end already has."""
         began = self.first_output(output, clock_offset_s)
         if output.events is not None:
             output.events = output_queue.only_preemptions(output.events)
@@ -211,7 +211,7 @@ class RelayClient(EngineCoreClient):
         return len(self._relays)
 
     def abort(self, request_ids: list[str]) -> None:
-        """Drop requests here and on their workers. Unknown ids are of finished requests."""
+        """Drop requests here and on their workers. Unknown ids belong to finished requests."""
         for request_id in request_ids:
             self._drop(request_id)
             if relay := self._relays.get(request_id):
@@ -390,7 +390,7 @@ def _not_offered(name: str) -> Unsupported:
     return Unsupported(f"{what}: not offered by the router, because it concerns a single engine")
 
 
-# All further calls of vLLM's client are for administrators of a single engine.
+# All other calls of vLLM's client are for administrators of a single engine.
 for _name, _method in (*vars(EngineCoreClient).items(), *vars(AsyncMPClient).items()):
     if inspect.iscoroutinefunction(_method) and _name not in vars(RelayClient):
         setattr(RelayClient, _name, _refusing(_name))

@@ -1,7 +1,7 @@
 """Correct the error responses of vLLM's handlers.
 
-- Requests on which a handler fails get 400 before they are placed: an assistant's message with empty content,
-  for one, raises IndexError. Later errors stay 500.
+- Requests on which a handler fails before they are placed get 400: for example, an assistant's message with
+  empty content raises IndexError. Later errors stay 500.
 - Paths and methods without a route get OpenAI's error object.
 - An error inside a stream has the status and type of the router's refusal.
 - Error texts are capped: vLLM searches them for paths in quadratic time.

@@ -119,11 +119,11 @@ def build_config(settings: Settings) -> Any:
             reasoning_config=args.reasoning_config,
             lora_config=lora,
         )
-    # As with several engines: otherwise vLLM would leave out prepared images that it has sent before.
+    # As if for several engines: otherwise vLLM would leave out prepared images that it has sent before.
     config.parallel_config._api_process_count = 2
     config.cache_config.enable_prefix_caching = True  # otherwise vLLM may count images instead of naming them
     name_images(config.model_config)
-    # Only images that every worker's encoder cache holds: each has room for the model's largest.
+    # Accept only images that fit into every worker's encoder cache: each has room for the model's largest.
     config.scheduler_config.encoder_cache_size = 0
     if args.stream_interval is not None:
         config.scheduler_config.stream_interval = args.stream_interval
@@ -163,7 +163,7 @@ class RelayLLM(async_llm.AsyncLLM):
         ours: list[Any] = [metrics.logger()] if log_stats else []
         with _refusals(engine), _engine_client(client):
             # With log_stats vLLM adds its default loggers, one of which reports every 10 s that no engine
-            # runs.
+            # is running.
             super().__init__(
                 config, executor_class=Executor, log_stats=False, log_requests=False, stat_loggers=ours
             )
@@ -187,7 +187,7 @@ class RelayLLM(async_llm.AsyncLLM):
         return collector
 
     async def _add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        """Add a request, and unregister it if our client refuses it: vLLM's own never does."""
+        """Add a request, and unregister it if our client refuses it: vLLM's own client never does."""
         try:
             await super()._add_request(request, *args, **kwargs)
         except BaseException:
@@ -200,16 +200,16 @@ class RelayLLM(async_llm.AsyncLLM):
         self.engine_core.check_room()
 
     async def check_health(self) -> None:
-        """Raise EngineDeadError, which vLLM turns into 503, if no request could be placed now."""
+        """Raise EngineDeadError, which vLLM turns into 503, if no request can be placed now."""
         if await self.health():
             raise EngineDeadError
 
     async def health(self) -> str:
-        """Return why no request could be placed now, or ""."""
+        """Return why no request can be placed now, or "" if one can."""
         return await self._cluster.health()
 
     def learn(self, capacity: scheduler_pb2.Capacity) -> None:
-        """Adopt what a worker's engine determined at loading, as vLLM's client does from its own engine."""
+        """Adopt what a worker's engine determined when loading, as vLLM's client does from its engine."""
         model, cache = self.model_config, self.vllm_config.cache_config
         model.max_model_len = min(model.max_model_len, capacity.max_model_len)
         cache.num_gpu_blocks = capacity.num_blocks
@@ -333,7 +333,7 @@ async def _health(request: Request) -> Response:
 def _is_closed(route: BaseRoute) -> bool:
     """Return whether a vLLM route is closed.
 
-    Of vLLM's two /metrics the mounted one stays, because it also serves OpenMetrics, with exemplars.
+    Of vLLM's two /metrics routes the mounted one stays, because it also serves OpenMetrics, with exemplars.
     """
     path = getattr(route, "path", "")
     module = getattr(getattr(route, "endpoint", None), "__module__", None) or ""

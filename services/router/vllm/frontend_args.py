@@ -35,7 +35,7 @@ _DP_SUPERVISOR = (
     "dp_supervisor_probe_failure_threshold",
 )
 _SSL = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh")
-# Front-end arguments that cannot be honoured, with advice. All others are (docs/frontend.md).
+# Front-end arguments that cannot be honoured, with advice. All others are honoured (docs/frontend.md).
 REFUSED: Mapping[str, str] = {
     "host": "use router.host",
     "port": "use router.port",
@@ -86,7 +86,7 @@ def check_names(router: RouterSettings) -> dict[str, Any]:
 
 
 def frontend_namespace(engine: EngineSettings, router: RouterSettings) -> Namespace:
-    """Return the arguments of vLLM's app: its defaults, `router.frontend`, and settings with own keys.
+    """Return the arguments of vLLM's app: its defaults, `router.frontend`, and settings with their own keys.
 
     Loads parser plug-ins. Raises ConfigError for values that vLLM would refuse.
     """
@@ -159,7 +159,7 @@ def _words(action: Action, value: Any) -> Iterator[str]:
         if not isinstance(action.default, list) and not isinstance(value, dict):
             raise _Refused("a mapping is needed")
         yield f"{flag}={json.dumps(value)}"
-    else:  # a list is a repeated flag
+    else:  # a list becomes a repeated flag
         texts = value if isinstance(value, list) else [value]
         yield from (f"{flag}={one if isinstance(one, str) else json.dumps(one)}" for one in texts)
 

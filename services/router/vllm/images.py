@@ -1,6 +1,6 @@
-"""Give vLLM the images that the door has admitted, and nothing else: it fetches and decodes no file itself.
+"""Give vLLM the images that the door has admitted, and nothing else: vLLM itself fetches and decodes no file.
 
-They are kept in the request's Admission until its first sequence is added.
+The images are kept in the request's Admission until its first sequence is added.
 
 Leans on: vllm.multimodal.media.{MEDIA_CONNECTOR_REGISTRY, MediaConnector (load_from_url, load_from_url_async,
 which all its fetch_* call but those of embeddings), MediaWithBytes}; VLLM_MEDIA_CONNECTOR; that
@@ -28,7 +28,7 @@ _ONLY_TEXT = "images are not served here, only text is (docs/limits.md)"
 
 
 async def admit_images(request: Any, door: MediaDoor | None, handler: Any = None) -> None:
-    """Admit a request's images once; a request converted from another API's has them already.
+    """Admit a request's images once; a request converted from another API's already has them.
 
     `door`: None if the model takes no images. `handler`: vLLM's, which may store earlier messages. Raises
     RefusedByRouter.

@@ -1,7 +1,7 @@
 """Build whole answers with many log-probabilities a slice at a time.
 
 vLLM builds and encodes an answer in one go: 42,000 log-probabilities blocked the loop for 0.9 s. Here the
-long lists are left out at first, and built and encoded while the answer is sent.
+long lists are left out at first, then built and encoded in slices before the answer is sent.
 
 Leans on: vllm.entrypoints.openai.{chat_completion,completion}.api_router and
 vllm.entrypoints.scale_out.token_in_token_out.api_router, which send
@@ -45,7 +45,7 @@ _whole: ContextVar[bool] = ContextVar("the answer is not streamed", default=Fals
 
 
 def install() -> None:
-    """Make this process's front end send long answers in slices; a second call does nothing."""
+    """Make this process's front end build long answers in slices; a second call does nothing."""
     if chat_routes.JSONResponse is _Response:
         return
     for routes in (chat_routes, completion_routes, token_routes):

@@ -19,15 +19,15 @@ from vllm.v1.outputs import LogprobsTensors
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.tasks import spawn_apart
 
-MOST_AT_A_TOKEN = 1024  # limit per generated token; they take some 40 ms of the loop
-MOST_OF_A_PROMPT = 1 << 18  # limit per prompt: two per token of 128k
-SLICE = 256  # processed in one iteration of the loop, some 5 ms
+MOST_AT_A_TOKEN = 1024  # limit per generated token; this many take about 40 ms of the loop's time
+MOST_OF_A_PROMPT = 1 << 18  # limit per prompt: two per token of a 128k prompt
+SLICE = 256  # processed in one iteration of the loop, in about 5 ms
 
 log = logging.getLogger(__name__)
 
 
 def at_a_token(params: Any, vocabulary: int) -> int:
-    """Return how many log-probabilities are kept per generated token, including its own."""
+    """Return how many log-probabilities are kept per generated token, including the token's own."""
     return _width(params.num_logprobs, vocabulary)
 
 
@@ -67,7 +67,7 @@ class PromptLogprobs:
         self._fail = fail
         self._held: dict[str, list[Any]] = {}  # outputs by request id
         self._turn = asyncio.Lock()  # one slice per iteration of the loop, for all requests together
-        # Set by the front end: adds rows to a request's prompt.
+        # Set by the front end: adds rows to the log-probabilities of a request's prompt.
         self.add: Callable[[str, LogprobsTensors], None] = lambda *_: None
 
     def takes(self, output: Any) -> bool:

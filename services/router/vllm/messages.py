@@ -1,8 +1,8 @@
 """Correct vLLM's handler of Anthropic's Messages: images, refusals, errors in streams, cut tool calls.
 
 vLLM's handler logs every exception with a traceback, even a refusal. It cannot read an error in the chat's
-stream, and it parses the arguments of tool calls that `max_tokens` cut. Images are admitted before it
-converts the request, so that errors name them as the client does.
+stream, and it parses the arguments of tool calls that `max_tokens` cut. Images are admitted before the
+handler converts the request, so that errors name them as the client does.
 
 Leans on: vllm.entrypoints.anthropic.serving.AnthropicServingMessages.{create_messages, count_tokens,
 message_stream_converter, messages_full_converter}, which its routes look up on app.state's object; that its

@@ -1,4 +1,4 @@
-"""vLLM's metrics at a router: its front end's, and those of the workers' engines.
+"""vLLM's metrics at a router: those of its front end, and those of the workers' engines.
 
 A router has no engine, so families of engines' step statistics come from the workers' heartbeats, one series
 per worker, or are not served (docs/observability.md).
@@ -73,7 +73,7 @@ def _one(value: Callable[[pb.WorkerLoad], float]) -> Callable[[pb.WorkerLoad, pb
 
 
 def _drafting(value: Callable[[pb.EngineCounts], float]) -> Callable[[pb.WorkerLoad, pb.Capacity], Values]:
-    """Read a value of workers that speculate; as in vLLM, others have no such series."""
+    """Read a value of workers that speculate; as in vLLM, other workers have no such series."""
     return lambda load, capacity: (((), value(load.counts)),) if capacity.speculative_method else ()
 
 
@@ -173,13 +173,13 @@ class EngineMetrics(Collector):
     """vLLM's metrics of all models of a router process (label model_name), registered inside the block.
 
     The workers' series are made at each scrape, in a thread: 1,000 workers that draft four tokens have 19,000
-    series, 2 MB of text that take 0.24 s of a core of an EPYC, nearly all of it in Prometheus' client. The
-    event loop runs on during that time.
+    series: 2 MB of text, which takes 0.24 s on one core of an EPYC, nearly all of it in Prometheus' client.
+    The event loop keeps running meanwhile.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._registry = registry
-        self._families: dict[str, Any] = {}  # the front end's, by name
+        self._families: dict[str, Any] = {}  # the front end's families, by name
         self._models: list[ModelWorkers] = []
 
     def __enter__(self) -> Self:
@@ -214,7 +214,7 @@ class EngineMetrics(Collector):
         return FrontEndLogger
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the front end's families, then the workers': a series per worker with a loaded engine."""
+        """Yield the front end's families, then those of the workers, with a series per loaded engine."""
         for name, front_end in list(self._families.items()):
             if name not in _NOT_FRONT_END:
                 yield from front_end.collect()

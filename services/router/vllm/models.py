@@ -21,7 +21,7 @@ from baton.services.router.http.admission import current_admission
 from baton.services.router.http.forms import as_response, is_anthropics, route_path, send_error
 
 _MODELS = "/v1/models"
-# Requests to these paths name no model: they are about the router or the first model.
+# Requests to these paths name no model: they concern the router or the first model.
 _WITHOUT_MODEL = frozenset({"/ping", "/inference/v1/abort_requests"})
 
 
@@ -29,7 +29,7 @@ class ModelMiddleware:
     """Pure ASGI middleware. Must be the innermost one: admission reads the body."""
 
     def __init__(self, app: ASGIApp, apps: Mapping[str, ASGIApp | None], paths: frozenset[str]) -> None:
-        """Route requests on `paths` to `apps`, by model; None stands for `app`, which gets all others."""
+        """Route requests on `paths` to `apps`, by model; None: `app`, which also gets all other requests."""
         self._app = app
         self._apps = apps
         self._paths = paths
@@ -62,16 +62,16 @@ class ModelMiddleware:
 
 
 def model_paths(app: Any) -> frozenset[str]:
-    """Return the paths that need a model's name: all that take a body, except a stored response's."""
+    """Return the paths that need a model's name: all that take a body, except those of stored responses."""
     posted = (route.path for route in app.router.routes if "POST" in (getattr(route, "methods", None) or ()))
     return frozenset(path for path in posted if "{" not in path) - _WITHOUT_MODEL
 
 
 def health_routes(apps: Mapping[str, Any]) -> list[Route]:
-    """Return the health routes over the apps of all models, by model name."""
+    """Return the health routes, which cover all models. `apps`: by model name."""
 
     async def health(request: Request) -> Response:
-        """Answer 200 if any model can be served, or the one that the query `model` names."""
+        """Answer 200 if any model, or the one that the query parameter `model` names, can be served."""
         asked = request.query_params.get("model")
         if asked is not None and asked not in apps:
             served = ", ".join(apps)
@@ -86,7 +86,7 @@ def health_routes(apps: Mapping[str, Any]) -> list[Route]:
 
 
 def model_routes(apps: Iterable[Any]) -> list[Route]:
-    """Return the routes of /v1/models over all models' apps, in this order."""
+    """Return the routes of /v1/models, which list the models of all `apps` in this order."""
     apps = list(apps)
 
     async def whole() -> Any:

@@ -50,7 +50,7 @@ def finish_output(request_id: str, reason: str) -> Any:
 
 
 def merge(earlier: Any, later: Any) -> bool:
-    """Append `later` to `earlier`, of the same request, if that loses nothing. Return whether it did."""
+    """Merge `later` into `earlier`, of the same request, if that loses nothing. Return whether it did so."""
     if (
         earlier.finish_reason is not None
         or earlier.new_logprobs is not None
@@ -78,7 +78,7 @@ class OutputQueue:
 
     A request's tokens are merged while they wait (unless they have log-probabilities), so the queue holds
     about one output per live request. If the streams are read late, `take` lets more outputs arrive first:
-    the front end gets fewer and larger ones, at a lower cost per token, and catches up.
+    the front end gets fewer and larger outputs, at a lower cost per token, and catches up.
 
     With `flush_s`, outputs wait up to that long, except those that begin or end a request.
     """
@@ -117,7 +117,7 @@ class OutputQueue:
             self._waiting = [output for output in self._waiting if output.request_id != request_id]
 
     async def take(self) -> Any:
-        """Wait for outputs; return all that may be taken in one EngineCoreOutputs. For one caller."""
+        """Wait for outputs; return all that may be taken, in one EngineCoreOutputs. For one caller."""
         while not self._outputs:
             self._taker = asyncio.get_running_loop().create_future()
             await self._taker
@@ -131,7 +131,7 @@ class OutputQueue:
                 self._last.pop(output.request_id, None)
         else:
             self._last.clear()
-        # No scheduler statistics: several engines' would overwrite each other.
+        # No scheduler statistics: those of several engines would overwrite each other.
         return EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic())
 
     def _flush(self) -> None:

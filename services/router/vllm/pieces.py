@@ -1,7 +1,7 @@
 """Tokenize a long text a piece at a time, with exactly the ids of the whole text.
 
 Hugging Face's tokenizer takes 90 to 180 bytes per byte of text, most of them before it has the first id; with
-pieces, it takes that for one piece only. A text may be cut where its tokens certainly do not depend on what
+pieces, it needs them for one piece only. A text may be cut where its tokens certainly do not depend on what
 follows the cut. We know such positions for byte-level BPE with one of the common pre-tokenizers:
 
 - Between a letter and a space, digit or sign. No alternative of the patterns below continues from a letter to
@@ -66,7 +66,7 @@ PATTERNS = (
 
 @dataclass(frozen=True)
 class Run:
-    """A class of characters whose runs are one word, or within one."""
+    """A class of characters whose runs are one word, or part of one."""
 
     inside: re.Pattern[str]
     width: int  # bytes per character
@@ -84,7 +84,7 @@ RUNS = (
 
 
 def ids_in_pieces(tokenizer: Any, text: str, **kwargs: Any) -> list[int] | None:
-    """Return the ids of `tokenizer(text, **kwargs)`, or None if it cannot be done in pieces.
+    """Return the ids of `tokenizer(text, **kwargs)`, or None if the text cannot be tokenized in pieces.
 
     kwargs: add_special_tokens, truncation and max_length, from TokenizeParams.get_encode_kwargs().
     """
@@ -123,9 +123,9 @@ class Cutter:
         if _O200K_UPPER in pattern and IDEOGRAPHS in self.runs:
             self.runs.remove(
                 IDEOGRAPHS
-            )  # whether capitals after it belong to its word depends on the word's start
-        # A seam lies in the middle of a block of a run, twice this many characters long: several tokens from
-        # its edges.
+            )  # whether capitals after such a run belong to its word depends on the word's start
+        # A seam lies in the middle of a run's block of twice this many characters, several tokens from the
+        # edges of the block.
         self.margin = max(64, 4 * tokenizer.max_chars_per_token)
 
     def ids(self, text: str, enough: int | None = None) -> list[int] | None:
@@ -154,7 +154,7 @@ class Cutter:
         return found
 
     def _seam(self, backend: Tokenizer, ids: list[int], run: Run) -> tuple[int, int]:
-        """Return the number of tokens before the seam and of characters after it; (0, 0) without one."""
+        """Return the number of tokens before the seam and of characters after it; (0, 0) if there is none."""
         size = 0  # number of bytes: each character of a byte-level token stands for one
         for kept in range(len(ids) - 1, 0, -1):
             size += len(backend.id_to_token(ids[kept]) or "")

@@ -33,7 +33,7 @@ from baton.services.router.errors import TooLarge, Unsupported
 from baton.services.router.images import Image
 
 _DIGEST = re.compile("[0-9a-f]+")
-_names: dict[str, str] = {}  # keyed by the model's path, which they replace in names of images
+_names: dict[str, str] = {}  # keyed by the model's path, which the values replace in the names of images
 
 
 def name_images(model_config: Any) -> None:
@@ -54,7 +54,7 @@ def _model_id(self: Any) -> str:
 
 
 def _one_by_one(original: Any, self: Any, inputs: Any, timing_ctx: Any) -> Any:
-    """Prepare each image alone, into the cache, before all are taken from there. Raises ValueError."""
+    """Prepare each image alone, into the cache, before all images are taken from it. Raises ValueError."""
     images = inputs.mm_data_items.get(MODALITY, ())
     if inputs.cache is not None and len(images) > 1:
         sizes: dict[str, int] = {}
@@ -86,14 +86,14 @@ class PreparedImages:
     async def split(
         self, features: Sequence[Any], prompt: Sequence[int]
     ) -> tuple[list[Any], tuple[Image, ...]]:
-        """Return the features of a prompt's tokens as metadata, and their images, one for each.
+        """Return the features of a prompt's tokens as metadata, and their images, one per feature.
 
         Raises TooLarge or Unsupported. The loop gets a turn after every 4 MiB that are copied.
         """
         if any(one.data is None or one.modality != MODALITY for one in features):
             raise Unsupported("only text and images are served here")
         if any(not _DIGEST.fullmatch(one.identifier.rpartition(":")[2]) for one in features):
-            raise Unsupported("an image has a name that is not a hash of its file")  # vLLM's number of it
+            raise Unsupported("an image has a name that is not a hash of its file")  # vLLM's number for it
         different = {one.identifier: one for one in features}
         size = sum(_size(field.data) for one in different.values() for field in one.data.values())
         _check(size)
@@ -111,7 +111,7 @@ class PreparedImages:
             tokens = feature.mm_position.length
             alone = wire.encode_request(_alone(feature, prompt))
             made = Image(feature.identifier, joined.getvalue(), tokens, alone)  # getvalue: no copy
-            image = self._images.setdefault(feature.identifier, made)  # another request may have made it
+            image = self._images.setdefault(feature.identifier, made)  # another may have been made meanwhile
         return image
 
 

@@ -1,8 +1,8 @@
 """Validate request bodies at a low cost per list item, whether the item is valid or not.
 
-pydantic tries every member of a union, and every item of a list: 1,000 wrong items of `/v1/responses` took
+pydantic tries every member of a union, and every item of a list: 1,000 invalid items of `/v1/responses` took
 1.8 s and 900 MiB. But nearly all members fix their `type` or `role` by a literal. So an item is tried only
-with the members that could accept it (2 to 20 us), and a list stops at its first wrong item. The same bodies
+with the members that could accept it (2 to 20 us), and a list stops at its first bad item. The same bodies
 are accepted with the same results.
 
 Leans on: the request models of vLLM's routes (`REQUESTS`), BaseModel.{__pydantic_core_schema__,
@@ -42,7 +42,7 @@ REQUESTS: tuple[type[BaseModel], ...] = (
     TokenizeCompletionRequest,
 )
 KEYS = ("type", "role")  # fields that identify the members of a union
-FEW = 3  # unions with no more members or tags stay as they are
+FEW = 3  # unions with at most this many members or tags stay as they are
 _ANY = "another or none"  # tag of an item without the field, or with an unknown value
 _LISTS = frozenset({"list", "tuple", "set", "frozenset"})
 
@@ -152,7 +152,7 @@ class _Quick:
 
 
 def _with_ref(node: Any) -> Iterator[Schema]:
-    """Yield all schemas that others can refer to."""
+    """Yield all schemas that other schemas can refer to."""
     if isinstance(node, dict):
         if isinstance(node.get("ref"), str) and isinstance(node.get("type"), str):
             yield node

@@ -5,7 +5,7 @@ loop more than their size suggests: 100 bad words of 60 KB took 2.5 s, the texts
 tokenized in the loop, and each tool of /v1/responses is dumped separately.
 
 A grammar is neither parsed nor compiled here: a schema with a chain of 2,000 references and a `multipleOf`
-ends the process, and `minItems` of 10^9 takes 11 GiB. Workers do it in a process that can be killed
+ends the process, and `minItems` of 10^9 takes 11 GiB. Workers do so in a process that can be killed
 (services/engine/grammars); a refusal is still a 400. Every grammar, even one from tools, ends up in
 SamplingParams.structured_outputs.
 
@@ -47,7 +47,7 @@ MAX_CHARACTERS: Mapping[str, int] = {
     "stop_sequences": 16 << 10,
     "query": 64 << 10,
     "items": 64 << 10,
-    # These are sent along to workers.
+    # These fields are sent to workers.
     **dict.fromkeys(("request_id", "user", "cache_salt", "prompt_cache_key"), 4 << 10),
 }
 MAX_TOOLS = 512  # OpenAI's own limit is 128
@@ -115,7 +115,7 @@ def _problem(request: Any) -> str:
 
 
 def _length(value: Any) -> int:
-    """Count a field's prompts. A text, a list of token ids or a list of messages is one."""
+    """Count a field's prompts. A text, a list of token ids or a list of messages counts as one."""
     if not isinstance(value, list | tuple) or not value:
         return 1
     many = isinstance(value[0], str | list | tuple)
@@ -128,7 +128,7 @@ _FIELDS = ("json", "regex", "choice", "grammar", "structural_tag")
 
 
 def leave_to_workers() -> None:
-    """Make vLLM in this process check only the form; a second call does nothing. Raises StartError."""
+    """Make vLLM here check only the form of grammars; a second call does nothing. Raises StartError."""
     replace(backend_xgrammar, "validate_xgrammar_grammar", _form)
     replace(backend_guidance, "validate_guidance_grammar", _nothing, ("sampling_params", "tokenizer"))
     replace(backend_outlines, "validate_structured_output_request_outlines", _nothing, ("params",))

@@ -1,8 +1,8 @@
 """Store Responses (VLLM_ENABLE_RESPONSES_API_STORE=1) within limits, and serve each to its own tenant.
 
-vLLM keeps them forever, for anyone who knows an id. Here each id, chosen by the router, belongs to a tenant.
-When there is no room, the tenant with the most bytes loses its oldest answers. Requests that need the store
-are refused without it, and while another router serves the same models: an id could be in either.
+vLLM keeps Responses forever, for anyone who knows an id. Here each id, chosen by the router, belongs to a
+tenant. When there is no room, the tenant that uses the most loses its oldest answers. Requests that need the
+store are refused without it, and while another router serves the same models: an answer could be in either.
 
 Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses (enable_store, response_store,
 msg_store, event_store, background_tasks, create_responses, _run_background_request,
@@ -51,9 +51,9 @@ MOST = 1000  # answers stored in a router
 MOST_BYTES = 64 << 20
 AGE_S = 3600.0
 EVENT_BYTES = 1 << 10  # estimate per stored event of a background answer's stream
-ALIVE_S = 3.0  # routers ask a scheduler once a second; one that is silent for longer has ended
+ALIVE_S = 3.0  # routers call a scheduler every second; a router that is silent for longer has ended
 START_S = 6.0  # time for a predecessor to end
-LOOK_S = 2.0  # between two looks for other routers
+LOOK_S = 2.0  # between two checks for other routers
 _PATH = "/v1/responses/{response_id}"
 NOT_KEPT = (
     "responses are not stored here: send the conversation itself as 'input' (one router stores them with "
@@ -68,7 +68,7 @@ class Kept:
     """An answer that is stored or will be."""
 
     tenant: str
-    handler: Any  # its model's handler
+    handler: Any  # the handler of the answer's model
     at: float  # time.monotonic
     size: int = 0  # bytes
 
@@ -83,7 +83,7 @@ class ResponseStore:
         self.elsewhere = ""  # another router of the deployment, which may have the answers
 
     def adopt(self, handler: Any) -> None:
-        """Make a model's Responses handler use this store; None: there is no handler."""
+        """Make a model's Responses handler use this store. `handler`: None if there is none."""
         if handler is None:
             return
         self.on = self.on or handler.enable_store
@@ -162,9 +162,9 @@ class ResponseStore:
             _note(handler, response_id, "in_progress")
             try:
                 await run(request, *args, **kwargs)
-            except Exception as error:  # the client sees it in the stored answer
+            except Exception as error:  # the client sees the error in the stored answer
                 if response_id not in self._kept:
-                    return  # it was deleted, which cancelled this task
+                    return  # the answer was deleted, which cancelled this task
                 if not isinstance(error, RefusedByRouter):
                     log.exception("a response in the background has failed")
                     error = GenerationError("the response failed in the router")
@@ -219,10 +219,10 @@ class ResponseStore:
 async def kept_alone(
     store: ResponseStore, schedulers: Sequence[SchedulerClient], router_id: str
 ) -> AsyncIterator[None]:
-    """Inside the block, keep the store closed while another router of these models runs.
+    """Inside the block, keep the store closed while another router of these models is running.
 
-    A router refuses to start while another one runs (StartError). If both start at once, or while no
-    scheduler answers, each closes its store when the scheduler reports the other.
+    A router refuses to start while another is running (StartError). If both start at once, or while no
+    scheduler answers, each closes its store when the scheduler reports the other router.
     """
     if not store.on:
         yield

@@ -1,8 +1,8 @@
 """Limit the cost of tokenizing: tokenize no more of a text than fits into the model's context.
 
-vLLM tokenizes the whole text before it cuts it, which takes a second and 80 MiB of memory for each MiB. Here
-a text that is unlikely to fit is first counted a piece at a time, until it is certain that it does not fit or
-that the rest would be cut off. A long text that fits is tokenized in pieces (pieces.py).
+vLLM tokenizes the whole text before cutting it, which takes a second and 80 MiB of memory for each MiB. Here
+a text that is unlikely to fit is first counted a piece at a time, until it is certain that the text does
+not fit or that the rest would be cut off. A long text that fits is tokenized in pieces (pieces.py).
 
 Leans on: vllm.renderers.base.BaseRenderer._tokenize_prompt(self, prompt, params), which the renderer's thread
 runs; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side};
@@ -25,7 +25,7 @@ PIECE = 64 << 10  # characters; a piece takes 20 ms without the GIL
 # Characters per token of the model's length; a shorter text is tokenized without being counted.
 LIKELY = 2
 WITH_OFFSETS = 256 << 10  # characters; with offsets a text is tokenized whole, at 180 bytes per character
-# Pieces have more tokens than the whole text: at most this many per cut, we assume.
+# Pieces have more tokens than the whole text: we assume at most this many more per cut.
 SLACK = 16
 
 
@@ -86,7 +86,7 @@ def enough(tokenizer: Any, text: str, tokens: int, *, end: bool = False) -> str:
 
 
 def _count(tokenizer: Any, piece: str) -> int:
-    """Count a piece's tokens; Hugging Face's Rust tokenizer takes a quarter of the time."""
+    """Count a piece's tokens. Calling Hugging Face's Rust tokenizer directly takes a quarter of the time."""
     backend = getattr(tokenizer, "_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         return len(tokenizer(piece, add_special_tokens=False)["input_ids"])

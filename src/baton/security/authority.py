@@ -118,7 +118,7 @@ class TokenStore:
             return grant.life_s
 
     def extend(self, token_id: str, valid_s: float) -> None:
-        """Let a token, if it is known, expire this long from now. Raises AuthorityError."""
+        """Let a token, if it is known, expire `valid_s` seconds from now. Raises AuthorityError."""
         with self._open() as grants:
             if token_id in grants:
                 grants[token_id].expires_at = time.time() + valid_s

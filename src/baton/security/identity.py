@@ -1,7 +1,7 @@
 """A process's key and certificate: three files in a folder, read again when they change.
 
 The files have the names of a Kubernetes TLS secret, so an issuer other than Baton's CA can renew them.
-Several processes, such as the ranks of a worker, may read a folder; one writes it.
+Several processes, such as the ranks of a worker, may read a folder; only one writes to it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Identity:
     def current(self) -> Credentials:
         """Return the credentials: the same object until the files change. Costs a stat.
 
-        Files that do not belong together, as while they are being replaced, are ignored.
+        Files that do not belong together are ignored, for example while they are being replaced.
         """
         with self._lock:
             try:
@@ -207,7 +207,7 @@ TRIES = 20  # spread over the second half of a certificate's life
 
 
 class Renewal:
-    """Renew a certificate at half of its life. Failed attempts are repeated until it has expired."""
+    """Renew a certificate halfway through its life. Failed attempts are repeated until it has expired."""
 
     def __init__(self, mine: Identity, renew: Callable[[Credentials], Pems]) -> None:
         """Start the thread. renew: returns a new key and certificate, or raises SecurityError."""

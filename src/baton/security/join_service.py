@@ -38,7 +38,7 @@ ACCEPT_AGAIN_S = 0.5  # pause after an error, such as a lack of file descriptors
 OWN_LIFE_S = 86_400.0  # lifetime of the service's own certificate
 RENEW_S = OWN_LIFE_S / 2
 RETRY_S = 60.0  # pause after a failed renewal
-_FOLDER = "service"  # subfolder of that certificate
+_FOLDER = "service"  # subfolder for the service's own certificate
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from baton.security.names import Name, Role, host_of
 
 TIMEOUT_S = 10.0  # limit for each request to the CA
 RETRY_S = 0.5
-MAX_BYTES = 64 << 10  # limit of an answer's size
+MAX_BYTES = 64 << 10  # limit on the size of an answer
 
 
 def join(address: str, token: Token, name: Name, wait_s: float = 0.0) -> Pems:

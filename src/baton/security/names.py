@@ -13,7 +13,7 @@ _WORD = re.compile(r"[A-Za-z0-9._-]{1,200}")  # characters that SPIFFE allows in
 
 
 class Role(StrEnum):
-    """A process's role in access control. All workers have the same, whatever they run."""
+    """A process's role in access control. All workers have the same role, whatever they run."""
 
     WORKER = "worker"
     ROUTER = "router"
@@ -48,7 +48,7 @@ class Name:
 
     @property
     def uri(self) -> str:
-        """The SPIFFE id: spiffe://baton/TOPIC/ROLE, for workers with /ID."""
+        """The SPIFFE id: spiffe://baton/TOPIC/ROLE, plus /ID for workers."""
         return f"{_DOMAIN}{self.topic}/{self.role}{'/' if self.worker_id else ''}{self.worker_id}"
 
     @property

@@ -1,6 +1,7 @@
 """Ask the kernel for AMX tiles before vLLM chooses kernels that need them.
 
-vLLM leaves that to oneDNN's first large product. A small bfloat16 model has none and dies of SIGILL.
+vLLM leaves that to oneDNN's first large product. A small bfloat16 model has no such product, and its engine
+dies of SIGILL.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Let an engine's process exit without freeing the model and collecting garbage, which takes 1.3 s of a core.
 
-Nothing else has to be shut down after this call: it is the last one of vLLM's worker.
+Nothing else has to be shut down after this call: it is the last one in the shutdown of vLLM's worker.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from baton.services.engine.patches.replace import replaces
     *("output", "input_val", "cu_num_tokens", "replace_from", "replace_to", "MAX_NUM_TOKENS"),
 )
 def _expand(original: Any, output: Any, input_val: Any, cu_num_tokens: Any, *figures: int) -> None:
-    """Fill output [tokens] from input_val [batch]; cu_num_tokens [batch] are the ends of their tokens."""
+    """Fill output [tokens] from input_val [batch]. cu_num_tokens [batch]: where each request's tokens end."""
     del original
     replace_from, replace_to = figures[:2]
     values = input_val.masked_fill(input_val == replace_from, replace_to)

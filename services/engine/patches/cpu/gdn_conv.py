@@ -2,11 +2,11 @@
 
 A layer keeps the last inputs of its convolution in a buffer of kernel - 1 + maximum drafts columns, from
 which the next step reads kernel - 1, shifted by the accepted drafts. vLLM writes a step's inputs to the
-buffer's end, which is right only if the step had the maximum of drafts. After any other step answers are
-wrong, or the engine ends. On GPUs this fault is vllm#39273. Steps with the maximum of drafts stay with vLLM's
-C++ kernel.
+buffer's end, which is right only if the step had the maximum number of drafts. After any other step answers
+are wrong, or the engine ends. On GPUs this fault is vllm#39273. Steps with the maximum number of drafts stay
+with vLLM's C++ kernel.
 
-conv_buf: [slots, channels, places]; a request's slot there is that of its first state.
+conv_buf: [slots, channels, places]; a request's slot in it is the slot of its first state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Inspect a model's class in this process.
 
-vLLM does so in a subprocess to keep CUDA untouched, which takes ten seconds of a core per class and process
-at a model's first start.
+vLLM does so in a subprocess, to leave CUDA untouched. At a model's first start that takes ten seconds of a
+core per class and process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Let a CPU rank compute its own experts alone.
 
-With expert parallelism the CPU kernel takes experts' global numbers for its own, and crashes. Here it gets
-this rank's numbers, and weight 0 for other ranks' experts. A weight that was already applied to the input
-stays applied, so such layers are refused.
+With expert parallelism the CPU kernel mistakes experts' global numbers for local ones, and crashes. Here it
+gets this rank's numbers, and weight 0 for other ranks' experts. A weight that was already applied to the
+input stays applied, so such layers are refused.
 
 Leans on: vllm.model_executor.layers.fused_moe.experts.cpu_moe.CPUUnquantizedExperts.apply.
 """

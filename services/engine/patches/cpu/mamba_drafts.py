@@ -1,10 +1,11 @@
 """Let Mamba-2 verify drafts on a CPU.
 
-A request then has several tokens in a step, some of its last may have been rejected, and each token's state
-is kept. vLLM's CPU functions take one token per request and ignore the rest, so answers are wrong.
+A request then has several tokens in a step, some tokens of its last step may have been rejected, and each
+token's state is kept. vLLM's CPU functions take one token per request and ignore the rest, so answers are
+wrong.
 
-State indices are [requests, 1 + maximum drafts], their first column the convolution's slot; conv_state
-[slots, channels, kernel - 1 + maximum drafts], state [slots, heads, size, state].
+Shapes: state indices [requests, 1 + maximum drafts], whose first column is the convolution's slot; conv_state
+[slots, channels, kernel - 1 + maximum drafts]; state [slots, heads, size, state].
 """
 
 from __future__ import annotations

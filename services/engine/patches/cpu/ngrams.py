@@ -28,4 +28,4 @@ def _compile(original: Any, self: Any, vllm_config: Any) -> None:
     with warnings.catch_warnings():  # numba warns about lists in its signature
         warnings.simplefilter("ignore")
         self.propose(self.k, [[0]], np.ones(1, dtype=np.int32), tokens)
-    torch._C.set_num_threads(threads)  # vLLM has turned torch.set_num_threads off
+    torch._C.set_num_threads(threads)  # vLLM has disabled torch.set_num_threads

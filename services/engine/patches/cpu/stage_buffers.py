@@ -1,6 +1,6 @@
 """Make the buffers in which a pipeline's later stages receive hidden states.
 
-vLLM makes them in its warm-up, which a CPU skips if it does not compile and the size of the KV cache is
+vLLM makes them in its warm-up, which it skips on a CPU if nothing is compiled and the KV cache's size is
 given. The first step then fails.
 """
 

@@ -1,6 +1,6 @@
 """Gather and scatter parts of unequal sizes among CPU ranks.
 
-Data-parallel mixtures of experts need both, and the communicator of CPUs has neither.
+Data-parallel mixtures of experts need both operations, and the communicator of CPUs has neither.
 
 Leans on: vllm.distributed.device_communicators.cpu_communicator.CpuCommunicator (device_group, world_size,
 rank_in_group), and DeviceCommunicatorBase.{all_gatherv, reduce_scatterv}, which it inherits and which raise.
@@ -24,7 +24,7 @@ def _gather(original: Any, self: Any, input_: Any, dim: int = 0, sizes: list[int
 
 
 def _gather_together(self: Any, parts: list[Any], sizes: list[int] | None) -> list[Any]:
-    """Gather tensors with equally many rows at once, as bytes: a message costs more than what is in it."""
+    """Gather tensors with equally many rows at once, as bytes: a message costs more than its content."""
     import torch
 
     def plain(rows: Any) -> Any:

@@ -1,4 +1,4 @@
-// The last quarter of an hour, five small charts. uPlot draws; it is given data once a second.
+// The last quarter of an hour, five small charts. uPlot draws them, with new data every second.
 import { html, useEffect, useRef } from "./vendor/preact-htm.js";
 
 const CHARTS = [

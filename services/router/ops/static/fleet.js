@@ -2,7 +2,7 @@
 import { html, useState } from "./vendor/preact-htm.js";
 import { COLOURS, count, percent } from "./format.js";
 
-const MOST_BOXES = 12; // a side; more are drawn as dots
+const MOST_BOXES = 12; // per side; more workers are drawn as dots
 const BOX = { width: 210, height: 46, gap: 10 };
 const WIDTH = 760;
 

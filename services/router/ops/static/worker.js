@@ -1,4 +1,4 @@
-// One worker: what it does, and what an operator can do with it. Every action has to be confirmed.
+// One worker: what it is doing, and what an operator can do with it. Every action has to be confirmed.
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
 import { count, percent } from "./format.js";
 
