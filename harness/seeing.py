@@ -66,6 +66,6 @@ def cold(engine: Engine) -> None:
 
 
 def preempt(engine: Engine) -> None:
-    """Preempt all running requests, and lose their KV and encoder outputs."""
+    """Preempt all running requests, and discard their KV and encoder outputs."""
     engine.core.scheduler.reset_prefix_cache(reset_running_requests=True)
     engine.core.reset_encoder_cache()

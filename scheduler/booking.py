@@ -42,7 +42,7 @@ class Assignment:
 def max_requests(capacity: pb.Capacity, limits: PlacementLimits, room: float = 1.0) -> int:
     """Return how many requests a decode worker may hold, running and waiting; at least 1.
 
-    room: see `Need.room`. Requests with less than 1 do not queue here: their limit is a share of the batch.
+    room: see `Need.room`. If it is below 1, requests do not queue here: their limit is a share of the batch.
     """
     most = capacity.max_num_seqs * (limits.max_queue_factor if room >= 1 else room)
     return max(1, int(most))

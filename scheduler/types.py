@@ -116,7 +116,7 @@ class WorkerRecord:
 
     @property
     def ready(self) -> bool:
-        """Whether it takes new requests if the rest of its gang does."""
+        """Whether the worker itself can take new requests, whatever the state of the rest of its gang."""
         ready = self.state == pb.WORKER_STATE_READY and not self.drain_asked
         return ready and self.identity.HasField("capacity")
 

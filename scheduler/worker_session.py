@@ -106,7 +106,7 @@ class WorkerSession:
         self._tasks = [keep(line.run, f"heartbeats to scheduler {line.address}") for line in self._lines]
 
     async def ready(self, capacity: pb.Capacity) -> None:
-        """Take requests: the engine is loaded. Raises Refused.
+        """Announce that the engine is loaded, so that the worker gets requests. Raises Refused.
 
         An unreachable scheduler gets the registration when it is back.
         """

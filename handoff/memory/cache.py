@@ -115,7 +115,7 @@ class BlockCache(ABC):
 
     @abstractmethod
     def landing(self, what: str, seed: int, after: Mark | None = None, share: Share | None = None) -> Landing:
-        """Return a landing for one pull, on its thread.
+        """Return a landing for one pull, to be used only on that pull's thread.
 
         after: a `mark` from when the blocks were allocated. share: what is pulled; by default, records of
         this rank's own form.

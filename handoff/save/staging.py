@@ -180,7 +180,10 @@ class Staging:
 
     @contextlib.contextmanager
     def opened(self, request_id: str, epoch: int) -> Iterator[Entry]:
-        """Keep an entry's memory from reuse, even after its lease. Raises UnknownHandoff, LeaseExpired."""
+        """Keep an entry's memory from being reused, even after its lease ends.
+
+        Raises UnknownHandoff, LeaseExpired.
+        """
         with self._changed:
             entry = self._entries.get((request_id, epoch))
             if entry is None:

@@ -91,7 +91,7 @@ class Act:
         return sum(not one.tokens and self.workers(one)[0] == victim.worker_id for one in running)
 
     def count(self, victim: Part) -> None:
-        """Count the hit requests by stage. The oldest one without tokens counts as prefilling."""
+        """Count the affected requests by stage. The oldest one without tokens counts as prefilling."""
         if self.load is None:
             return
         waiting = 0

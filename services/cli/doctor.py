@@ -45,8 +45,8 @@ def bundle(
 ) -> None:
     """Write an archive for a bug report: versions, configuration, status, metrics, ends of logs.
 
-    Secrets of the configuration and the environment are left out. Review it before you send it: logs may
-    contain private data.
+    Secrets in the configuration and the environment are left out. Review the archive before you send it: logs
+    may contain private data.
     """
     from baton.services.diagnosis.bundle import write
 

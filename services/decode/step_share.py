@@ -2,8 +2,9 @@
 
 While first-class requests decode, the number of other requests in the batch is adjusted to keep a step within
 the goal of the first class (`itl_s`): one more after every four short steps, a quarter fewer after a long
-one. Prompts share time: the other classes run up a debt, and get no more until the first class has had its
-time, by `share`. Time that those classes had while alone counts too, up to `MOST_ALONE_S`.
+one. Prompts share time: the other classes run up a debt, and compute no more prompts until the first class
+has had its part of the time, as set by `share`. Time that the other classes used while alone counts too, up
+to `MOST_ALONE_S`.
 """
 
 from __future__ import annotations

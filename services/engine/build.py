@@ -184,7 +184,7 @@ def _add_encoding(args: dict[str, Any], plan: EnginePlan, model_config: Any) -> 
     step = args.get("max_num_batched_tokens") or SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
     args["max_num_batched_tokens"] = max(step, largest_image(model_config), args.get("max_num_seqs") or 0)
     args["long_prefill_token_threshold"] = 0  # an image is computed whole
-    args["async_scheduling"] = False  # vLLM reports no work for its steps
+    args["async_scheduling"] = False  # with it, vLLM reports the steps of an encoder-only engine as no work
     args.pop("long_prefill_token_threshold_adaptive", None)
 
 

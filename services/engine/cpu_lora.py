@@ -85,7 +85,7 @@ def _multiply(y: torch.Tensor, x: torch.Tensor, matrices: torch.Tensor, rows: Ro
 
 
 def _add(y: torch.Tensor, x: torch.Tensor, matrices: torch.Tensor, rows: Rows) -> None:
-    """Add x [rows, in] times the adapter's matrix to the rows of y [rows, out] that have an adapter."""
+    """Add x [rows, in] times the matrix of each row's adapter to the rows of y [rows, out] that have one."""
     for place, own in rows:
         product = _product(x, matrices, place, own, y.dtype)
         width = min(product.shape[1], y.shape[1])  # vLLM pads both, sometimes differently

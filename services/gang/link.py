@@ -67,7 +67,7 @@ class Seat:
 
 
 class _Outbox:
-    """The messages to be sent: the latest ring and stage. Earlier ones do not matter any more."""
+    """The messages still to be sent: only the latest `ring` and `stage`, which replace earlier ones."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, int] = {}

@@ -49,7 +49,7 @@ def own_deployment(settings: Settings, fleet: Fleet, concurrency: int, log_dir: 
 
 
 def running_deployment(endpoint: Endpoint, concurrency: int) -> Source:
-    """Describe a running deployment, by its own list of models. Raises Unavailable, RequestError."""
+    """Describe a running deployment from its own list of models. Raises Unavailable, RequestError."""
 
     async def ask() -> list[str]:
         async with Client(endpoint, 1) as client:

@@ -41,7 +41,7 @@ from baton.services.router.state import RequestState
 
 # For this many seconds, a request that resumes looks for room only on workers that have not failed it.
 EXCLUDED_S = 3.0
-IMAGES_AGAIN = 2  # how often images are sent again to a worker that lacks them, without progress
+IMAGES_AGAIN = 2  # how many times images are sent again to a worker that lacks them, without progress
 
 log = logging.getLogger(__name__)
 

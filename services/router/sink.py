@@ -10,7 +10,7 @@ from baton.services.router.state import RequestState
 
 
 class FrontEnd(Protocol):
-    """The receiver of tokens and errors, under its own request ids: `RelayClient`. No call may block."""
+    """Receives tokens and errors under its own request ids; see `RelayClient`. No call may block."""
 
     def deliver(self, output: Any) -> None: ...
     def deliver_first(self, output: Any) -> None: ...

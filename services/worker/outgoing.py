@@ -228,7 +228,7 @@ class Outgoing:
         return [kept for kept, ends_s in leased if isinstance(kept, Manifest) and ends_s >= now]
 
     def renewed(self, asked: Iterable[Manifest], held: Collection[tuple[str, int]], at_s: float) -> None:
-        """Renew, as of `at_s`, the `asked` leases that the ranks still `held`, and end the others."""
+        """Renew, as of `at_s`, the leases in `held`, and end those in `asked` that are not in `held`."""
         gone = {id(one) for one in asked if (one.request_id, one.epoch) not in held}
         for handoff in list(self._leased.values()):
             manifest = handoff.manifest
@@ -328,7 +328,7 @@ class Outgoing:
         self._leased.move_to_end(handoff.request_id)
 
     def _lapse(self, handoff: _Handoff, error: HandoffError) -> None:
-        """Handle KV that the ranks no longer hold. During the prefill, more may be saved later."""
+        """End a handoff whose KV the ranks no longer hold; one still in prefill only loses its lease."""
         del self._leased[handoff.request_id]
         if handoff.state is State.KEPT:
             if isinstance(handoff.manifest, Manifest):

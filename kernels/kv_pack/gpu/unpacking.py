@@ -101,7 +101,7 @@ def unpack_kernel(
     record, tile = tl.program_id(0) // num_tiles, tiles + TILE * (tl.program_id(0) % num_tiles)
     kind, count, offset = tl.load(tile + 5), tl.load(tile + 4), tl.load(tile + 3)
     block = tl.load(block_ids + record)
-    kept = tl.where(block >= 0, count, 0)  # skip the rows of a negative block id
+    kept = tl.where(block >= 0, count, 0)  # skip the rows of a record with a negative block id
     target = tl.load(tile) + block * tl.load(tile + 1) + tl.load(tile + 2)
     source = records.to(tl.int64) + record.to(tl.int64) * record_bytes
     if AS_IS:

@@ -218,10 +218,11 @@ def learn(
     heads: Any,
     before: Any,
 ) -> None:
-    """Add the settled tokens of each row of tokens [rows, width] that are new to its slot.
+    """Add to each row's slot those settled tokens of the row that the slot has not seen yet.
 
-    slots [rows] is the slot with the state of each row's request: seen [slots] tokens, of which generated
-    [slots] are outputs [slots, width]; heads [slots, 2, buckets]; before [slots, 2, width].
+    tokens: [rows, width]. slots [rows]: the slot that holds the state of each row's request. State of a slot:
+    seen [slots], how many tokens were added; generated [slots], how many of them are outputs; outputs
+    [slots, width], those outputs; heads [slots, 2, buckets] and before [slots, 2, width], as in `_link`.
     """
     for row in range(slots.shape[0]):
         slot = slots[row]

@@ -182,7 +182,7 @@ class ResponseStore:
         self._make_room()
 
     def _hold_on(self, response_id: str, handler: Any) -> None:
-        """Count a background task for its tenant until it ends, like a request."""
+        """Count a background task as one of its tenant's running requests until it ends."""
         task = handler.background_tasks.get(response_id)
         admission = current_admission.get()
         if task is not None and admission is not None:

@@ -54,7 +54,7 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
         # a router places and reports
         f"{_SCHEDULER}Exchange": _for(Role.ROUTER),
         f"{_SCHEDULER}Snapshot": _for(Role.ROUTER),
-        # an operator inspects and controls
+        # an operator inspects and controls a deployment
         f"{_SCHEDULER}Describe": _for(Role.OPERATOR),
         f"{_SCHEDULER}Drain": _for(Role.OPERATOR),
         f"{_SCHEDULER}Undrain": _for(Role.OPERATOR),
