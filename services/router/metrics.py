@@ -54,7 +54,7 @@ class RouterMetrics(Metrics):
     scheduler_up = gauge("1 while a scheduler answers (for each model, if there are several)")
     scheduler_losses = counter("Times that all schedulers stopped answering")
     _clients_refused = counter(
-        "Clients refused (by HTTP status), dropped (connection limit) or unread (they read too slowly)", "reason"
+        "Clients refused (by HTTP status), dropped (connection limit) or unread (slow to read)", "reason"
     )
     _images = counter(
         "Images in requests: accepted, refused, late (no room, no time), left (client)", "outcome"
