@@ -182,9 +182,8 @@ class Entrance:
         try:
             await work()
         except Exception as error:  # otherwise the request would wait forever
-            if not isinstance(error, RequestRefused | ValueError):
-                logger.exception("request %s cannot begin", attempt.request_id, extra=attempt.log_fields)
             if not isinstance(error, RequestRefused):
+                logger.exception("request %s cannot begin", attempt.request_id, extra=attempt.log_fields)
                 error = RequestRefused(Failed.CODE_INVALID, describe(error))
             attempt.preparing = None
             self._refuse(attempt.internal_id, error)
@@ -199,7 +198,10 @@ class Entrance:
         self._gate.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
 
     async def _compile(self, attempt: RunningAttempt, party: int) -> None:
-        await self._grammars.prepare(attempt.prepared.request, party or -attempt.session)
+        try:
+            await self._grammars.prepare(attempt.prepared.request, party or -attempt.session)
+        except ValueError as error:  # what the compiler says of a wrong grammar
+            raise RequestRefused(Failed.CODE_INVALID, describe(error)) from None
         attempt.preparing = None
         self._submit(attempt)
 

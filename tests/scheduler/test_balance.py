@@ -135,7 +135,7 @@ def test_a_gang_changes_as_a_whole():
 
 
 def test_all_workers_of_a_gang_are_missed():
-    """What two workers run does not fit the other two, although three would do."""
+    """The load of two workers does not fit on the other two, although three workers could take it."""
     others = gang("d1", D, decoding(1), decoding(2))
     one = Cluster(worker("p", P, waiting(2_000)), *others, *gang("d2", D, decoding(1), decoding(1)))
     assert one.first_flip(100) is None

@@ -36,7 +36,7 @@ def prompts():
 
 @dataclass
 class Seen:
-    """What was scheduled, and its results."""
+    """Record what the engine scheduled, and the results."""
 
     first: dict[str, list[int]] = field(default_factory=dict)  # drafts in each request's first step
     resumed: dict[str, int] = field(default_factory=dict)  # number of drafts when it resumed after preemption
