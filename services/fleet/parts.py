@@ -31,6 +31,7 @@ LAST_WORDS = 200  # characters quoted of a log's last line
 FIRST_STARTS = 5  # tries to start a part that was never ready: a user is waiting for it
 MOST_PAUSE_S = 30.0  # longest pause between tries to start a part
 GANG_END_S = 15.0  # time for a gang's other workers to end after one has; they need less than a second
+NOTICE_S = 1.0  # longest wait: a signal that comes just before a wait does not interrupt it
 OWN_LOGS = ("supervisor", "node")  # logs of this process itself, if a program started it
 
 NEW_PROGRAMS = (
@@ -192,10 +193,13 @@ class Parts:
         return min([*left, *([self.rotation.due_s] if self.log_dir else [])], default=None)
 
     def wait(self, sources: Iterable[Source], at_most_s: float | None = None) -> list[object]:
-        """Wait until a source is readable, a part dies or `reap` has work; return what is readable."""
+        """Wait until a source is readable, a part dies or `reap` has work; return what is readable.
+
+        Returns after NOTICE_S at the latest.
+        """
         due = (at_most_s, self.next_start_s, catch_up())
         limits = [seconds for seconds in due if seconds is not None]
-        return list(wait([*sources, *self.sentinels], timeout=min(limits, default=None)))
+        return list(wait([*sources, *self.sentinels], timeout=min([NOTICE_S, *limits])))
 
     def stop(
         self,

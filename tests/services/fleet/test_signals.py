@@ -11,14 +11,19 @@ import pytest
 from harness.support import CALL_S, PYTHON, eventually, ran
 
 SUPERVISOR = """
-import signal, sys
-from multiprocessing.connection import wait
+import signal, sys, threading
+from baton.services.fleet.parts import Parts
 from baton.services.fleet.signals import wake_on_signals
 if "ignored" in sys.argv:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 stop = wake_on_signals()
+if "late" in sys.argv:  # another thread takes the signal, so that it does not interrupt this one's wait
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+parts = Parts(None, print)
 print("begun", flush=True)
-wait([stop])
+while stop not in parts.wait([stop]):
+    pass
 print("told", flush=True)
 while True:
     signal.pause()
@@ -71,6 +76,14 @@ def test_under_nohup_the_terminals_end_means_nothing():
         process.send_signal(signal.SIGHUP)
         assert not select.select([process.stdout], [], [], 0.3)[0]
         process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "told\n"
+
+
+def test_a_signal_that_interrupts_no_wait_is_noticed():
+    """As when it comes just before the wait."""
+    with supervisor("late") as process:
+        process.send_signal(signal.SIGTERM)
+        assert select.select([process.stdout], [], [], CALL_S)[0]
         assert process.stdout.readline() == "told\n"
 
 
