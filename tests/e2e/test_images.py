@@ -23,7 +23,7 @@ from harness.support import CALL_S, eventually
 
 MODEL = VISIONS["qwen2.5-vl"]
 TOKENS = 20
-LONG = 400
+LONG = 160
 BACK_S = 120.0  # a start takes ten seconds, and many more on a busy machine
 A, B = (data_url(saved(noise(seed))) for seed in (1, 2))
 TEXT = "Tell me what this is, and do so at some length, please, so that it is long."

@@ -15,7 +15,7 @@ from harness.scrape import total
 from harness.support import PATIENCE, free_port, listener
 
 CLIENTS = 3
-MORE = 8  # answers in each phase
+MORE = 5  # answers in each phase
 TOKENS = 4
 PAUSE_S = 3.0  # timeout of a call to a stopped scheduler, after which the router asks the other one
 
