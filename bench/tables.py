@@ -171,7 +171,7 @@ _HANDOFFS = [
 IMAGE_FAMILIES = {
     "qwen2.5-vl": "Qwen2.5-VL: positions depend on images (M-RoPE)",
     "qwen3-vl": "Qwen3-VL: DeepStack",
-    "qwen3.5-vision": "Qwen3.5: states (`--no-enable-prefix-caching`, as [without images](handoff-wire.md))",
+    "qwen3.5-vision": "Qwen3.5: states, with [`--no-enable-prefix-caching`](handoff-wire.md#the-format)",
     "gemma3-vision": "Gemma 3: sliding windows",
     "llava": "LLaVA",
     "smolvlm": "SmolVLM: images are cut into tiles",
