@@ -18,7 +18,7 @@ from baton.scheduler.service import SchedulerServer
 from baton.scheduler.types import PlacementLimits, same_limits
 from baton.scheduler.worker_session import WorkerSession
 from baton.security.names import Role
-from baton.services.config import PolicySettings, SchedulerSettings
+from baton.services.config import PolicySettings
 from harness.scheduling import Options, capacity, identity, need, place, until, until_told
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
@@ -63,11 +63,6 @@ async def health(address, service=""):
         stub = health_pb2_grpc.HealthStub(channel)
         reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=2)
         return int(reply.status)
-
-
-def test_the_configuration_implements_the_options():
-    settings = SchedulerSettings(address="127.0.0.1:0")
-    SchedulerServer(settings)
 
 
 async def test_heartbeats_return_the_peers_reference(client, monkeypatch):
