@@ -1,4 +1,4 @@
-"""Four hundred mutations, none accepted. For more: python -m tests.handoff.mutations."""
+"""Four hundred mutations, none accepted."""
 
 import pytest
 
@@ -10,7 +10,6 @@ NUMBER = 450
 @pytest.mark.timeout(120)
 def test_a_wrong_handoff_is_refused_each_time():
     tally = mutations.run(NUMBER, seed=1)
-    print(tally)
     assert tally.wrong == []
     assert tally.refused == tally.tried
     assert tally.tried.total() >= 400

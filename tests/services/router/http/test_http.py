@@ -113,15 +113,6 @@ async def test_a_client_that_leaves_aborts_both_sides(members, http):
     assert decode.running == []
 
 
-async def test_a_client_that_leaves_before_the_first_token(members, http):
-    prefill, _ = await pair(members, http)
-    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
-    asking = asyncio.create_task(http.post("/v1/completions", json=body(stream=True)))
-    await until(lambda: prefill.seen.starts, "the prefill begins")
-    asking.cancel()
-    await until(lambda: prefill.seen.aborts, "the worker gets an abort", 2.0)
-
-
 async def test_sigterm_lets_streams_end_within_the_drain(start_router, tmp_path):
     """A stream that outlasts the drain ends with an error."""
     site = Site(start_router, tmp_path, drain_timeout_s=3.0 * PATIENCE)
