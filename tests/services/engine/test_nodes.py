@@ -107,18 +107,6 @@ def test_pipeline_parallel(world):
         ends_with_its_limb(gang)
 
 
-@whole_table
-@pytest.mark.parametrize(
-    "engine", [{"nodes": 2}, {"nodes": 4, "tensor_parallel_size": 2}], ids=["dp", "dp-tp"]
-)
-def test_data_parallel(world, engine):
-    with world.spread(engine, size=2) as gang:
-        heads = gang.heads
-        for number, (name, tokens) in enumerate(PROMPTS.items()):
-            gang.add(heads[number % 2], name, tokens, WRITTEN)
-        assert gang.answers(PROMPTS) == {name: world.expected[name] for name in PROMPTS}
-
-
 def ends_with_its_limb(gang):
     began = time.monotonic()
     eventually(lambda: gang.call(0, "look").lost, CALL_S, "the leader learns of it", 0.01)
