@@ -7,7 +7,6 @@ from harness.support import eventually
 from tests.services.worker.router import PREFILL, connected, prompt, request
 
 WAITING, PINNED = "baton_worker_requests_waiting", "baton_worker_handoffs_pinned"
-USED = "baton_worker_kv_cache_usage_ratio"
 
 
 @pytest.fixture(scope="module")
