@@ -11,7 +11,6 @@ import itertools
 import logging
 import random
 import resource
-import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +27,7 @@ from baton.handoff.load.pull import LoadJob
 from baton.handoff.reports import Problem, ShardLoad
 from baton.kernels.kv_pack import WIRE_DTYPES
 from baton.protos.handoff_pb2 import Manifest
+from harness.support import eventually
 from tests.handoff import caches, mutants
 from tests.handoff.mutants import Stage
 from tests.handoff.server import FalseSource, garble_service
@@ -202,12 +202,7 @@ class Range:
             self._loader.reserve(job)
             self._loader.begin(job.key, described)
             self._loader.complete(job.key, described)
-        deadline = time.monotonic() + TIMEOUT_S
-        while not (done := self._loader.take_finished()):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"{self.where}: a load hangs")
-            time.sleep(0.0002)
-        return done[0]
+        return eventually(self._loader.take_finished, TIMEOUT_S, f"{self.where}: the load ends", 0.0002)[0]
 
     def _restore(self):
         for layer, before in zip(self._memory, self._before, strict=True):

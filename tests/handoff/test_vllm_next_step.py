@@ -1,14 +1,14 @@
 """A request that waits for KV runs in the next step once everything is here."""
 
 import random
-import time
 from dataclasses import dataclass
 
 import pytest
 
 from baton.handoff.load.loader import State
 from baton.handoff.params import load_params
-from harness.engines import BLOCK_SIZE, CALL_S, EngineProcess, Options, generate, prefill, queue_batches
+from harness.engines import BLOCK_SIZE, EngineProcess, Options, generate, prefill, queue_batches
+from harness.support import eventually
 from tests.handoff import checkpoints
 from tests.handoff.engines import loaded_of, manifest_of, rank, release, watched
 
@@ -49,10 +49,7 @@ def state(name):
 
 def until(condition):
     """Wait without a step."""
-    deadline = time.monotonic() + CALL_S / 2
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    eventually(condition, 15, "the load's state changes", 0.001)
 
 
 def reserve(engine, name, prompt):

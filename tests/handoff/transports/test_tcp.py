@@ -84,24 +84,17 @@ def test_memory_released_under_a_stream_stays(source, tcp):
 # ---- ends
 
 
-def test_a_deadline_that_is_moved_while_a_pull_waits_counts(source, tcp):
+@pytest.mark.parametrize("error", [PullTimeout, PullCancelled], ids=["its deadline is moved", "cancelled"])
+def test_a_waiting_pull_ends_at_once_at_both_ends(source, tcp, error):
     source.save(4, there=1)
     pull = source.pull()
     chunks = tcp.pull(pull)
     next(chunks)
-    threading.Timer(0.2, setattr, (pull.cancellation, "deadline", 0.0)).start()
-    with pytest.raises(PullTimeout):
-        ends_soon(lambda: next(chunks))
-    eventually(source.is_quiet, 2, "the source's thread is free")
-
-
-def test_a_cancelled_pull_ends_at_once_at_both_ends(source, tcp):
-    source.save(4, there=1)
-    pull = source.pull()
-    chunks = tcp.pull(pull)
-    next(chunks)
-    threading.Timer(0.2, pull.cancellation.set).start()
-    with pytest.raises(PullCancelled):
+    ends = (
+        (setattr, (pull.cancellation, "deadline", 0.0)) if error is PullTimeout else (pull.cancellation.set,)
+    )
+    threading.Timer(0.2, *ends).start()
+    with pytest.raises(error):
         ends_soon(lambda: next(chunks))
     eventually(source.is_quiet, 2, "the source's thread is free")
 

@@ -3,33 +3,27 @@
 import ast
 import re
 import time
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import vllm
+from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, RepetitionDetectionParams, SamplingParams
+from vllm.v1.core.sched.utils import check_sequence_repetition
+from vllm.v1.worker.gpu import buffer_utils
+from vllm.v1.worker.gpu.sample import bad_words, logit_bias, logprob
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcRequestState
+from vllm.v1.worker.gpu.states import RequestState
 
 from baton.protos import worker_pb2 as pb
-from baton.services.engine import step_checks
+from baton.services.engine import step_checks, wire
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.requests import EngineLimits, prepare
 from baton.services.engine.step_checks import StepLimits, problem
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import vllm
-    from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, RepetitionDetectionParams, SamplingParams
-    from vllm.v1.core.sched.utils import check_sequence_repetition
-    from vllm.v1.worker.gpu import buffer_utils
-    from vllm.v1.worker.gpu.sample import bad_words, logit_bias, logprob
-    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcRequestState
-    from vllm.v1.worker.gpu.states import RequestState
-
-    from baton.services.engine import wire
-    from tests.services.engine.host_buffer import HostBuffer
-    from tests.services.worker.router import request
+from tests.services.engine.host_buffer import HostBuffer
+from tests.services.worker.router import request
 
 VOCABULARY = 8192
 V1, V2 = StepLimits(VOCABULARY), StepLimits(VOCABULARY, runner_v2=True)

@@ -15,7 +15,7 @@ from baton.services.router import pool, worker_stream
 from baton.services.router.vllm.engine_client import RefusedByRouter
 from harness.fake_worker import FakeWorker, Fault, answer, until
 from harness.router import Cluster
-from harness.scheduling import need
+from harness.scheduling import need, until_told
 from harness.support import PATIENCE
 from tests.services.router.asking import LONG, PROMPT, booked, right, share
 
@@ -301,10 +301,7 @@ async def test_workers_that_only_the_scheduler_lost_still_serve():
         await cluster.scheduler.refresh()
         for worker in (prefill, decode):
             await cluster.members.lose(worker)
-        deadline = time.monotonic() + 10 * PATIENCE
-        while (await cluster.scheduler.describe()).workers:
-            assert time.monotonic() < deadline, "the scheduler still knows workers"
-            await asyncio.sleep(0.1)
+        await until_told(cluster.scheduler, lambda told: not told.workers)
         await cluster.scheduler.refresh(reached=cluster.pool.reached())
         right(await cluster.ask(PROMPT), PROMPT, 8)
         assert len(prefill.seen.starts) == len(decode.seen.starts) == 2

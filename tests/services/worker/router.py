@@ -2,27 +2,22 @@
 
 import asyncio
 import time
-import warnings
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.engine import EngineCoreRequest, FinishReason
 
 from baton.attempts import attempt_id
 from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
 from baton.rpc import aio_channel
 from baton.security.names import Role
+from baton.services.engine import wire
 from harness.support import PATIENCE
-
-with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
-    warnings.simplefilter("ignore")
-    from vllm.pooling_params import PoolingParams
-    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-    from vllm.v1.engine import EngineCoreRequest, FinishReason
-
-    from baton.services.engine import wire
 
 DEADLINE_S = 15.0 * PATIENCE
 KEY = b"sixteen bytes ok"

@@ -20,6 +20,11 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed import distributed_c10d
+from vllm import _custom_ops
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.platforms import current_platform
+from vllm.v1.spec_decode import ngram_proposer
 
 from baton.services.engine.patches import table
 from baton.services.engine.patches.cpu import amx
@@ -27,14 +32,6 @@ from baton.services.engine.patches.replace import located
 from harness.engines import EngineProcess, Options, generate
 from harness.support import eventually
 from tests.handoff import checkpoints
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from vllm import _custom_ops
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
-    from vllm.platforms import current_platform
-    from vllm.v1.spec_decode import ngram_proposer
 
 COUNTS = [0, 3, 1, 0, 4, 2, 0]  # drafts of each request
 TOKENS = sum(COUNTS)

@@ -6,14 +6,11 @@ import warnings
 from pathlib import Path
 
 import pytest
+from vllm.platforms import current_platform
 
 from baton.services.engine.patches import table
 from baton.services.engine.patches.replace import located, wrappers
 from harness.support import PYTHON, ROOT
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from vllm.platforms import current_platform
 
 DRAFTING = "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids"
 HERE = ("any", "CPU" if current_platform.is_cpu() else "GPU")
