@@ -234,7 +234,8 @@ def test_drafts_that_came_with_a_handoff_do_not_count():
 
 @pytest.mark.parametrize("ahead", [0, 1], ids=["in turn", "asynchronous"])
 def test_a_step_verifies_what_the_step_before_it_was_to_draft(ahead):
-    scheduler, chooser = drafting_scheduler(lambda *_: {}, ahead), Noting()
+    scheduler = drafting_scheduler(lambda scheduler_output, model_runner_output: {}, ahead)  # noqa: ARG005
+    chooser = Noting()
     seam = DraftLengthSeam(scheduler, chooser)
     flying = []
     for _ in range(4):
