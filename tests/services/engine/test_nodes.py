@@ -89,15 +89,6 @@ def test_tensor_parallel_with_drafts(world):
         ends_with_its_limb(gang)
 
 
-def test_a_limb_ends_with_its_leader(world):
-    with world.spread(TP) as gang:
-        ranks = gang.call(1, "ranks")
-        gang.processes[0].kill()
-        began = time.monotonic()
-        eventually(lambda: not any(map(runs, ranks)), CALL_S, "its ranks have ended", 0.01)
-        assert time.monotonic() - began < 1.0 * PATIENCE
-
-
 @whole_table
 def test_pipeline_parallel(world):
     with world.spread({"pipeline_parallel_size": 2, "nodes": 2}) as gang:

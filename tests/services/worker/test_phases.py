@@ -104,30 +104,6 @@ def long(name, which, **params):
     return request(name, prompt(2 * STEP + 60 + which % 40, seed=which), **params)
 
 
-async def test_a_longer_prompt_is_pulled_while_it_is_prefilled(prefill, mixed):
-    """Test everything that depends on where the output begins: penalties, seeds, logprobs, min_tokens."""
-    cores = [
-        long("early", 500),
-        long("early seeded", 501, temperature=1.0, seed=3),
-        long("early penalised", 502, presence_penalty=1.5, frequency_penalty=1.0, min_tokens=8),
-        long("early logprobs", 503, logprobs=2),
-    ]
-    async with connected(prefill.address) as source, connected(mixed.address) as target:
-        for core in cores:
-            await target.start(core, DECODE, source=source.source(core))
-            begun = await source.run(core, PREFILL)
-            assert begun.saved.chunks == 3
-            rest = await target.end(core.request_id)
-            assert rest.admitted is not None, rest.failed
-            assert rest.admitted.bytes > 0
-            assert rest.admitted.early_bytes <= rest.admitted.bytes
-            core.request_id = f"whole {core.request_id}"
-            whole = await target.run(core, DECODE)
-            assert begun.tokens + rest.tokens == whole.tokens
-            assert len(rest.logprobs) == (len(rest.tokens) if core.sampling_params.logprobs else 0)
-    nothing_pinned(prefill)
-
-
 async def test_requests_that_need_their_first_token_wait_for_it(prefill, mixed):
     grammar = StructuredOutputsParams(regex="[a-z]{24}")
     async with connected(prefill.address) as source, connected(mixed.address) as target:
