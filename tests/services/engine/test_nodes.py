@@ -105,9 +105,3 @@ def ends_with_its_limb(gang):
     eventually(lambda: gang.processes[1].poll() is not None, CALL_S, "the limb has ended", 0.01)
 
 
-def runs(pid):
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] not in b"ZX"
-    except FileNotFoundError:
-        return False

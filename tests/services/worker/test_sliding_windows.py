@@ -5,7 +5,8 @@ import pytest
 
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.services import roles
-from baton.services.config import ConfigError, Settings
+from baton.services.config import Settings
+from baton.services.errors import ConfigError
 from harness.architectures import ARCHITECTURES
 from harness.support import CALL_S
 from harness.workers import fleet
