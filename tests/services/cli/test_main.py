@@ -12,7 +12,6 @@ import pytest
 import baton
 from baton.services.engine.args import VLLM_VERSION
 from harness.support import BATON, CALL_S, IGNORING, PYTHON, eventually, free_port, listening, ran
-from harness.zygote import shared
 
 INTERRUPTED = 130
 
@@ -137,11 +136,3 @@ command.main()"""
     done = ran(PYTHON, "-c", code)
     first, *_, last = done.stderr.splitlines()
     assert (done.returncode, first[:9], last) == (1, "Traceback", "RuntimeError: a bug")
-
-
-def test_a_dead_proxy_is_not_asked(scheduler, tmp_path):
-    proxies = dict.fromkeys(("http_proxy", "grpc_proxy", "all_proxy"), f"http://127.0.0.1:{free_port()}")
-    for command, said in ((["status"], "requests in flight"), (["drain", "nobody"], "no worker")):
-        done = shared().baton(command[0], [*command, "--scheduler", scheduler], tmp_path, environment=proxies)
-        done.wait(CALL_S)
-        assert said in done.text

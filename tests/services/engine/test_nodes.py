@@ -103,5 +103,3 @@ def ends_with_its_limb(gang):
     eventually(lambda: gang.call(0, "look").lost, CALL_S, "the leader learns of it", 0.01)
     assert time.monotonic() - began < 1.0 * PATIENCE
     eventually(lambda: gang.processes[1].poll() is not None, CALL_S, "the limb has ended", 0.01)
-
-
