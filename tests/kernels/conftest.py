@@ -45,9 +45,10 @@ def _prepare_once_a_launch(patch):
 
     def patched(function):
         names = id(function.__globals__)
-        if names not in done:
-            done.add(names)
-            return patch_lang(function)
+        if names in done:
+            return None
+        done.add(names)
+        return patch_lang(function)
 
     patch.setattr(interpreter.GridExecutor, "__call__", launched)
     patch.setattr(interpreter, "_patch_lang", patched)

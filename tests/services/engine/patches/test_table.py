@@ -1,7 +1,6 @@
 """The table of patches: its symbols exist, and functions are wrapped in its order."""
 
 import importlib.util
-import subprocess
 import warnings
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 
 from baton.services.engine.patches import table
 from baton.services.engine.patches.replace import located, wrappers
-from harness.support import PYTHON, ROOT
+from harness.support import ROOT
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -24,11 +23,6 @@ def around(symbol):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return list(wrappers(*located(symbol)))
-
-
-def test_the_page_is_up_to_date():
-    done = subprocess.run([PYTHON, "deploy/setup/patches-docs", "--check"], cwd=ROOT, check=False, timeout=60)
-    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
