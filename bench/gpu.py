@@ -3,7 +3,7 @@
     python -m bench gpu                  everything, in some minutes
     python -m bench gpu --device cpu --layers 2 --tokens 512 --width 256 --skip-kernels      to try it
 
-Runs the kernels first (bench/kernels.py), each checked against its reference. Then it uses the KV cache of an
+Runs the kernels first (bench/kernels.py), each checked against its CPU form. Then it uses the KV cache of an
 8B model, in blocks of 16 tokens, with the product's own classes: staging, saver, landing.
 
     copy      between pinned memory and the device, one copy at a time: the upper bound

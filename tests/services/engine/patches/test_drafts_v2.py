@@ -12,13 +12,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.kernels.ngram_match import naive
 from baton.services.engine.patches import drafts_v2, step_times
 from baton.services.engine.patches.draft_length import lengths_by_batch
 from baton.services.engine.patches.drafts_v2 import Matching
 from baton.services.engine.patches.replace import install
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
+from tests.kernels.ngram_match import naive
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's imports
