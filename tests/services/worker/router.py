@@ -1,7 +1,6 @@
 """Test doubles of a worker's peers: a router's stream, a follower (`followed`), a source (`telling`)."""
 
 import asyncio
-import time
 import warnings
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
     warnings.simplefilter("ignore")
     from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-    from vllm.v1.engine import EngineCoreRequest, FinishReason
+    from vllm.v1.engine import FinishReason
 
     from baton.services.engine import wire
 
@@ -34,17 +33,7 @@ def request(request_id, prompt, **params):
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **params})
     if sampling.structured_outputs is not None:
         sampling.structured_outputs._backend = "xgrammar"
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=list(prompt),
-        mm_features=None,
-        sampling_params=sampling,
-        pooling_params=None,
-        arrival_time=time.time(),
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-    )
+    return wire.new_request(request_id, list(prompt), sampling)
 
 
 def prompt(length, seed=0):
@@ -252,7 +241,7 @@ async def hello(address, model="tiny", vllm_version="0.32.0", protocol=wire.PROT
 
 
 __all__ = [
-    "DECODE", "PREFILL", "SAVE", "EngineCoreRequest", "FinishReason", "Got", "PoolingParams",
+    "DECODE", "PREFILL", "SAVE", "FinishReason", "Got", "PoolingParams",
     "Stream", "StructuredOutputsParams", "connected", "followed", "hello", "kept", "prompt", "request",
     "telling",
 ]  # fmt: skip
