@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton import addresses, rpc
+from baton.enums import role_name
 from baton.levels import LEVELS
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.metrics import role_of
 from baton.scheduler.store import Store
 
 LEASE_S = 60.0  # s for which a dead process stays a scrape target, so Prometheus reports it as down
@@ -126,7 +126,7 @@ def members(workers: Iterable[pb.WorkerIdentity], processes: Iterable[pb.Process
     """Return all processes that serve metrics, and workers whose address is unknown."""
     found = [Member(one.id, one.kind, one.host, one.metrics_address) for one in processes]
     for worker in workers:
-        found.append(Member(worker.worker_id, role_of(worker.role), worker.host, worker.metrics_address))
+        found.append(Member(worker.worker_id, role_name(worker.role), worker.host, worker.metrics_address))
     return [one for one in found if one.address or one.role not in ("router", "scheduler")]
 
 

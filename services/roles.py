@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.enums import role_name
 from baton.protos import scheduler_pb2
 from baton.services.config import EngineSettings, Settings, suggest
 from baton.services.errors import ConfigError
@@ -91,5 +92,5 @@ def check(one: Role, settings: Settings) -> None:
 
 def name_of(wire: scheduler_pb2.Role) -> str:
     """Return the name of a role; empty if the role is unspecified."""
-    name = scheduler_pb2.Role.Name(wire).removeprefix("ROLE_").lower()
+    name = role_name(wire)
     return name if name in ROLES else ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baton.enums import state_name
 from baton.protos import scheduler_pb2 as pb
 from baton.services.roles import name_of
 
@@ -77,7 +78,7 @@ def state_of(worker: pb.WorkerStatus, gang: Gang | None) -> str:
         return "drained"
     if worker.state == pb.WORKER_STATE_READY and gang is not None and gang.state == FORMING:
         return FORMING
-    return pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
+    return state_name(worker.state)
 
 
 GONE_S = 30.0  # how long a worker that has left is still shown

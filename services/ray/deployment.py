@@ -22,7 +22,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from baton import addresses
-from baton.protos import scheduler_pb2 as pb
+from baton.enums import state_name
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 from baton.services import roles
@@ -265,10 +265,7 @@ class Deployment:
         except SchedulerError:
             return
         was = self._workers
-        self._workers = {
-            one.identity.name: pb.WorkerState.Name(one.state).removeprefix("WORKER_STATE_").lower()
-            for one in description.workers
-        }
+        self._workers = {one.identity.name: state_name(one.state) for one in description.workers}
         ready = {name for name, state in self._workers.items() if state == "ready"}
         for one in description.workers:
             name = one.identity.name

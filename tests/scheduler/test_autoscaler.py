@@ -223,7 +223,7 @@ async def lose_the_lease(store, metrics, for_s=0.0):
 
 
 async def test_the_pause_between_two_role_changes_outlasts_the_lease(monkeypatch):
-    monkeypatch.setattr("baton.scheduler.autoscaler.PAUSE", 1e6)
+    monkeypatch.setattr("baton.autoscale.balance.PAUSE", 1e6)
     async with balancing(monkeypatch, 0.05) as (store, metrics, flipped):
         await until(lambda: flipped)
         await lose_the_lease(store, metrics)

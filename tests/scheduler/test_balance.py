@@ -4,9 +4,10 @@ import random
 
 import pytest
 
+from baton.autoscale.balance import PAUSE, Balance
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.autoscaler import PAUSE, Balance
-from baton.scheduler.types import FleetView, Reserved, WorkerRecord
+from baton.scheduler.autoscaler import seen
+from baton.scheduler.types import FleetView, Reserved, Told, WorkerRecord
 from harness.scheduling import identity
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
@@ -26,10 +27,10 @@ class Cluster:
     def __init__(self, *workers):
         self.now = 0.0
         self.workers = {one.worker_id: one for one in workers}
-        self.balance = Balance(AFTER_S, lambda: self.now)
+        self.balance = Balance(AFTER_S)
 
     def look(self):
-        return self.balance.look(FleetView(self.workers))
+        return self.balance.look(seen(FleetView(self.workers), Told(), self.now))
 
     def first_flip(self, seconds):
         """Look twice a second; return the first change, at `now`."""
@@ -52,7 +53,7 @@ def decoding(requests):
 def test_the_idlest_decode_worker_changes_when_prompts_queue():
     one = Cluster(worker("p", P, waiting(2_000)), worker("d1", D, decoding(1)), worker("d2", D))
     flip = one.first_flip(60)
-    assert (flip.worker.worker_id, flip.role) == ("d2", P)
+    assert (flip.member.worker_id, flip.role) == ("d2", P)
     assert one.now == AFTER_S
     assert one.first_flip(60) is not None
     assert one.now == (1 + PAUSE) * AFTER_S
@@ -62,7 +63,7 @@ def test_the_idlest_decode_worker_changes_when_prompts_queue():
 def test_the_idlest_prefill_worker_changes_when_batches_are_full():
     one = Cluster(worker("p1", P, waiting(100)), worker("p2", P), worker("d", D, decoding(4)))
     flip = one.first_flip(60)
-    assert (flip.worker.worker_id, flip.role) == ("p2", D)
+    assert (flip.member.worker_id, flip.role) == ("p2", D)
 
 
 def test_a_full_cache_is_pressure_too():
@@ -127,7 +128,7 @@ def test_a_gang_changes_as_a_whole():
     busy = gang("d1", D, decoding(1), Reserved())
     one = Cluster(worker("p", P, waiting(2_000)), *busy, *gang("d2", D, Reserved(), Reserved()))
     flip = one.first_flip(60)
-    assert [member.worker_id for member in flip.worker.members] == ["d2.r0", "d2.r1"]
+    assert flip.member.worker_id == "d2.r0"
     lone = Cluster(worker("p", P, waiting(2_000)), *gang("d2", D, Reserved(), Reserved()))
     assert lone.first_flip(100) is None, "no other decode worker is left"
     half = Cluster(worker("p", P, waiting(2_000)), *busy, *gang("d2", D, Reserved(), Reserved())[:1])
