@@ -141,7 +141,7 @@ async def test_a_worker_that_hangs_and_then_dies_counts_once(cluster, monkeypatc
 
 def test_a_suspect_is_not_tried_on_the_worker_that_it_just_lost():
     worker = pb.Worker(worker_id="m0")
-    placed, suspects = Placement(Attempt("q", 1), None, worker, 15.0), Quarantine()
+    placed, suspects = Placement(Attempt("q", 1), None, worker), Quarantine()
     suspects.use(worker)
     assert suspects.worker_for(placed, (), None) == worker
     assert suspects.worker_for(placed, {"m0"}, None) is None
