@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.enums import role_name
 from baton.protos import scheduler_pb2
 from baton.services.config import EngineSettings, Settings, suggest
 from baton.services.errors import ConfigError
@@ -88,9 +87,3 @@ def check(one: Role, settings: Settings) -> None:
             f"handoff.enabled is false, but a {one.name} worker needs handoffs: leave the key out, or start "
             "only mixed workers"
         )
-
-
-def name_of(wire: scheduler_pb2.Role) -> str:
-    """Return the name of a role; empty if the role is unspecified."""
-    name = role_name(wire)
-    return name if name in ROLES else ""

@@ -17,10 +17,11 @@ from http.client import HTTPException
 from multiprocessing.connection import Connection
 
 from baton import plain_http
+from baton.enums import role_name
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
-from baton.services.roles import name_of, role
+from baton.services.roles import role
 
 POLL_S = 0.1
 CALM_POLL_S = 1.0  # once the router is ready, only restarts are left to report
@@ -104,7 +105,7 @@ async def orders_of(
         reply = await client.orders(fleet_id, asked)
     except SchedulerError:
         return None
-    return (reply.fence, {one.name: name_of(one.role) for one in reply.orders}) if reply.fence else None
+    return (reply.fence, {one.name: role_name(one.role) for one in reply.orders}) if reply.fence else None
 
 
 async def _look(client: SchedulerClient, prefix: str) -> list[Seen]:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baton.enums import state_name
+from baton.enums import role_name, state_name
 from baton.protos import scheduler_pb2 as pb
-from baton.services.roles import name_of
 
 FORMING = "forming"
 
@@ -185,7 +184,7 @@ class Workers:
         return Row(
             id=identity.worker_id,
             name=identity.name or identity.worker_id,
-            role=name_of(identity.role),
+            role=role_name(identity.role),
             state=state_of(status, gang),
             running=load.running,
             waiting=load.waiting,

@@ -6,7 +6,8 @@ from baton.protos import scheduler_pb2 as pb
 
 
 def role_name(role: pb.Role) -> str:
-    return pb.Role.Name(role).removeprefix("ROLE_").lower()
+    """Return the name of a role; empty if the role is unspecified."""
+    return pb.Role.Name(role).removeprefix("ROLE_").lower() if role else ""
 
 
 def state_name(state: pb.WorkerState) -> str:
