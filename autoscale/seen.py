@@ -25,7 +25,7 @@ class Member:
     requests: int  # placed on it and not finished
     slots: int  # batch size, or fewer if the KV cache holds fewer
     step_tokens: int = 0  # most tokens in a step
-    blocks: int = 0  # of its KV cache
+    blocks: int = 0  # KV blocks that it has
     booked: int = 0  # blocks booked there
 
 
