@@ -141,32 +141,25 @@ _MOST_ROUTERS = 1024
 _MOST_LEVELS = 4096
 
 
-@dataclass
-class _Heard:
-    at: float  # time.monotonic
-    load: pb.RouterLoad
-
-
 class Processes:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._routers: dict[str, _Heard] = {}
+        self._routers: dict[str, tuple[float, pb.RouterLoad]] = {}  # id -> time of the last report, its load
         self._levels: dict[str, str] = {}
 
     def hear(self, router_id: str, load: pb.RouterLoad) -> None:
         now = self._clock()
-        self._routers = {name: heard for name, heard in self._routers.items() if now - heard.at < HEARD_S} | {
-            router_id: _Heard(now, load)
-        }
+        self._routers = {name: one for name, one in self._routers.items() if now - one[0] < HEARD_S}
+        self._routers[router_id] = now, load
         while len(self._routers) > _MOST_ROUTERS:
             del self._routers[next(iter(self._routers))]
 
     def routers(self) -> list[pb.RouterStatus]:
         now = self._clock()
         return [
-            pb.RouterStatus(router_id=name, heard_age_s=now - heard.at, load=heard.load)
-            for name, heard in sorted(self._routers.items())
-            if now - heard.at < HEARD_S
+            pb.RouterStatus(router_id=name, heard_age_s=now - at, load=load)
+            for name, (at, load) in sorted(self._routers.items())
+            if now - at < HEARD_S
         ]
 
     def level(self, process: str) -> str:
