@@ -16,6 +16,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton import addresses, rpc
+from baton.enums import role_name
 from baton.handoff import transports
 from baton.handoff.reports import Staged
 from baton.keeping import keep
@@ -313,7 +314,7 @@ class Node:
         fence: the term of the autoscaler that orders it, 0 for an operator; an order of an earlier term is
         refused. If no scheduler answers, the change takes effect when one does.
         """
-        name = roles.name_of(wire)
+        name = role_name(wire)
         if not name or self._dispatcher is None:
             return f"role {wire} is not known here"
         if 0 < fence < self._fence:
