@@ -406,8 +406,7 @@ def _preload() -> None:
     from baton.services.router import app
     from baton.services.worker import lifecycle
 
-    # Building the command line takes 0.04 s: do it before forks, not in each.
-    main.app = get_command(main.app)  # type: ignore[assignment]
+    setattr(main, "app", get_command(main.app))  # noqa: B010 (built once, not in each fork)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lifecycle.preload()
