@@ -132,7 +132,7 @@ def pull_during_a_step(engine, name, prompt, manifest, written):
 
 
 def steps_while_waiting(engine, count):
-    """Let `count` requests wait for their sources. Return how many steps the engine then takes in a second."""
+    """Let `count` requests wait for their sources. Return how many steps it then takes in a second."""
     hosts._POLL_S, hosts._POLL_MOST_S, hosts._POLL_WOKEN_S = POLLS_S
     seen = []
 
