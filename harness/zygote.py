@@ -27,8 +27,9 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -36,6 +37,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import IO, Any
 from unittest import mock
 
+from baton.services.imports import import_all
 from harness import netns
 from harness.support import CALL_S, PYTHON, ROOT, eventually
 
@@ -43,6 +45,14 @@ ANSWER_S = 300.0  # the first answer waits for the imports, on a busy machine
 STOP_S = 20.0
 STREAMS = ("stdout", "stderr")  # files of a command's output
 FOLDER = "ZYGOTE_FOLDER"  # variable with which processes that are not forked from the zygote find it
+# Imported by commands when they need them.
+_LATE = (
+    "baton.services.cli.status",
+    "baton.services.cli.up",
+    "baton.services.fleet.routers",
+    "baton.services.fleet.scheduler",
+    "baton.services.router.serving",
+)
 
 
 @dataclass
@@ -114,7 +124,7 @@ class Zygote:
         log_dir: Path,
         path: str = "",
         environment: Mapping[str, str] = MappingProxyType({}),
-        constants: Mapping[str, float] = MappingProxyType({}),
+        constants: Mapping[str, Any] = MappingProxyType({}),
         cores: int = 0,
     ) -> Forked:
         """Fork a process that runs `baton ARGUMENT ...`; see `run_baton`."""
@@ -218,6 +228,45 @@ def run_connected(call: str, address: str) -> None:
         _function(call)(connection)
 
 
+@contextlib.contextmanager
+def reporting(connection: Connection) -> Iterator[None]:
+    """Send an error of the block to a `Remote`. Raises it, too."""
+    try:
+        yield
+    except BaseException:
+        connection.send((False, traceback.format_exc()))
+        raise
+
+
+class Remote:
+    """A forked process that runs `module:function` with a connection.
+
+    The function receives the order, and sends (True, result) or an error (`reporting`) for every message.
+    """
+
+    def __init__(self, name: str, call: str, order: object) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix=f"baton-{name}-")
+        self.process, self._connection = connected(name, call, Path(self._folder.name))
+        self.send = self._connection.send
+        self.send(order)
+
+    def receive(self, timeout_s: float) -> Any:
+        """Return the next result. Raises TimeoutError, or RuntimeError with the process's traceback."""
+        if not self._connection.poll(timeout_s):
+            self.process.kill()
+            raise TimeoutError(f"no answer from {self.process.log.stem}'s process within {timeout_s:g} s")
+        ok, result = self._connection.recv()
+        if not ok:
+            raise RuntimeError(result)
+        return result
+
+    def close(self, within_s: float) -> None:
+        """Kill the process if it does not end in time."""
+        end_all([self.process], within_s)
+        self._connection.close()
+        self._folder.cleanup()
+
+
 def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
     """Send SIGTERM to all processes, then SIGKILL to those that remain after `timeout_s`."""
     for process in processes:
@@ -229,7 +278,7 @@ def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
         process.kill()
 
 
-def prepare(path: str, environment: Mapping[str, str], constants: Mapping[str, float]) -> None:
+def prepare(path: str, environment: Mapping[str, str], constants: Mapping[str, Any]) -> None:
     """Prepare this process and those that it forks.
 
     path: a folder of extra packages; constants: `module:NAME` -> value.
@@ -247,7 +296,7 @@ def run_baton(
     arguments: list[str],
     path: str = "",
     environment: Mapping[str, str] = MappingProxyType({}),
-    constants: Mapping[str, float] = MappingProxyType({}),
+    constants: Mapping[str, Any] = MappingProxyType({}),
     cores: int = 0,
 ) -> None:
     """Run Baton's command line as the entry point does, in the forked process.
@@ -362,14 +411,18 @@ def _serve(folder: Path) -> None:
 
 
 def _preload() -> None:
-    from baton.services.cli import main  # noqa: F401 (commands that are forked need it)
+    from typer.main import get_command
+
+    from baton.services.cli import main
     from baton.services.router import app
     from baton.services.worker import lifecycle
 
+    main.app = get_command(main.app)  # type: ignore[assignment] (built once, not in each fork)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lifecycle.preload()
         app.preload()
+        import_all(_LATE)
         from vllm.engine.arg_utils import EngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 

@@ -11,14 +11,15 @@ from harness.support import CALL_S, eventually
 
 pytestmark = pytest.mark.timeout(300)
 
-STREAMS, TOKENS = 8, 70
+STREAMS, TOKENS = 4, 40
 FAILED = "its engine failed"  # printed by `baton up`
 KILLED = "died (signal SIGKILL)"  # likewise
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    with deployment(tmp_path_factory.mktemp("poison"), path=FOLDER) as one:
+    scheduler = {"heartbeat_s": 0.2}
+    with deployment(tmp_path_factory.mktemp("poison"), path=FOLDER, scheduler=scheduler) as one:
         yield one.up()
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import random
-import time
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -27,7 +26,8 @@ from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Transport
 from baton.handoff.transports.nixl import Nixl
 from baton.protos.handoff_pb2 import Manifest, Shard
-from harness.support import PATIENCE
+from harness.support import eventually
+from tests.handoff.host_device import gathered
 
 # parameters of tests; those of nixl are skipped if the package is missing
 _without_nixl = pytest.mark.skipif(bool(Nixl.hindrance()), reason=Nixl.hindrance())
@@ -175,11 +175,7 @@ class Pair:
         self.loader.reserve(LoadJob(*order, manifest=manifest, complete=not early))
 
     def finished(self):
-        deadline = time.monotonic() + 10 * PATIENCE
-        while not (done := self.loader.take_finished()):
-            assert time.monotonic() < deadline, "the load was never reported"
-            time.sleep(0.001)
-        (one,) = done
+        (one,) = eventually(self.loader.take_finished, 10, "the load is reported", 0.001)
         return one
 
     def succeeds(self):
@@ -227,7 +223,7 @@ def puller(cache, groups=GROUPS):
 
 def records(cache, block_ids, group=0):
     out = np.empty((len(block_ids), cache.record_bytes), np.uint8)
-    cache.gather(group, block_ids, out)
+    gathered(cache, group, block_ids, out)
     return out
 
 
