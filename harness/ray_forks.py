@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
+from unittest import mock
 
 import psutil
 
@@ -50,8 +51,8 @@ def _title(process: psutil.Process) -> str:
 def fork_nodes() -> None:
     from baton.services.fleet import processes
 
-    found = {"Popen": _forked, "PIPE": subprocess.PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
-    processes.subprocess = SimpleNamespace(**found)  # type: ignore[assignment]
+    own = {"Popen": _forked, "PIPE": subprocess.PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
+    mock.patch.object(processes, "subprocess", SimpleNamespace(**own)).start()
 
 
 def _forked(
