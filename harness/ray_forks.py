@@ -34,7 +34,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def parts(folder: Path) -> dict[str, psutil.Process]:
     """Return the running parts by name, of Ray with this folder."""
-    found = {}
+    found: dict[str, psutil.Process] = {}
     for node in psutil.process_iter(["cmdline"]):
         if f"baton node --orders --log-dir {folder}/" in " ".join(node.info["cmdline"] or ()):
             with suppress(psutil.Error):  # it has ended
