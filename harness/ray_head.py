@@ -26,18 +26,17 @@ import psutil
 from harness import ray_forks
 from harness.support import CALL_S, PYTHON, ROOT, free_port, listening, running
 
-RAY = {
-    "RAY_AUTH_MODE": "disabled",  # without this, Ray would write a token into the home folder
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_prestart_worker_first_driver": "0",
+# Without RAY_AUTH_MODE, Ray would write a token into the home folder.
+RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
+LESS_WORK = {
+    "RAY_worker_niceness": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",  # none
 }
 STORE_BYTES = 80_000_000  # about the minimum
 STORE = f"--object-store-memory={STORE_BYTES}"
 # Leave out processes that no test needs.
-LESS = ("--include-log-monitor=false",)
-LESS_HEAD = ("--include-dashboard=false", "--no-monitor")
+LESS = ("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor")
 _COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
 IDLE_S = 3.0  # the autoscaler removes a node that is unused for this long
 ENVIRONMENT = {
@@ -82,10 +81,9 @@ def ray_head(*options: str) -> Iterator[RayHead]:
             "--port=0",
             STORE,
             *LESS,
-            *LESS_HEAD,
         ]
         command += [f"--temp-dir={folder}", "--node-ip-address=127.0.0.1", *options]
-        own = {"RAY_TMPDIR": str(folder), "RAY_worker_niceness": "0"}
+        own = {**LESS_WORK, "RAY_TMPDIR": str(folder)}
         whole = {**os.environ, **RAY, **own, **ray_forks.environment(folder)}
         address = folder / "ray_current_cluster"
 

@@ -54,8 +54,6 @@ POLL_S = 0.2
 UNBOUNDED = (
     1_000_000  # requests in one ingress replica; Serve's default is 5, Baton's router has its own limits
 )
-# Serve waits this long, 2 s by default, before it looks whether a replica is done with Serve's own requests.
-_AT_ONCE = {"graceful_shutdown_wait_loop_s": POLL_S}
 _REQUESTS = "requests"  # a worker's metric for Serve's autoscaling
 
 
@@ -218,9 +216,7 @@ def build_pd_openai_app(args: Mapping[str, Any]) -> Any:
     """
     read = serve_args.read(args)
     settings = read.settings
-    scheduler = _deployment(Scheduler, "Scheduler", {"num_cpus": 0}, _AT_ONCE).bind(
-        settings.tree_of("scheduler")
-    )
+    scheduler = _deployment(Scheduler, "Scheduler", {"num_cpus": 0}).bind(settings.tree_of("scheduler"))
     workers = [
         _workers(settings, role, read.options[role], scheduler)
         for role in WORKER_ROLES
@@ -253,7 +249,7 @@ def _workers(settings: ClusterSettings, role: str, options: dict[str, Any], sche
         options["autoscaling_config"] = {"policy": policy, **options["autoscaling_config"]}
     options.setdefault("graceful_shutdown_timeout_s", settings.worker.drain_timeout_s + STOP_TIMEOUT_S)
     cores = max(1, round(actor["num_cpus"]))
-    workers = _deployment(Worker, role.capitalize(), actor, {**_AT_ONCE, **options})
+    workers = _deployment(Worker, role.capitalize(), actor, options)
     return workers.bind(role, settings.tree_of(role), cores, scheduler)
 
 

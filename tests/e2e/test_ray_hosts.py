@@ -101,13 +101,9 @@ def test_greedy_answers_equal_those_of_one_engine(one_pair, reference):
     assert len({tuple(one[0]) for one in expected}) > 10  # the model's answers do differ
 
 
-@pytest.fixture(scope="module")
-def told(hosts):
-    return hosts.status()
-
-
 @pytest.mark.timeout(200)
-def test_who_runs_where(hosts, told):
+def test_who_runs_where(hosts):
+    told = hosts.status()
     where = {part["name"]: (part["node"], part["state"]) for part in told["parts"]}
     assert where == {
         "prefill-0": ("first", "ready"),
@@ -131,7 +127,8 @@ def test_who_runs_where(hosts, told):
 
 
 @pytest.mark.timeout(100)
-def test_each_host_has_a_router(hosts, told, one_pair):
+def test_each_host_has_a_router(hosts, one_pair):
+    told = hosts.status()
     assert told["urls"] == [f"http://{one.address}:8000" for one in (hosts.first, hosts.second)]
     with hosts.forwarded(hosts.second) as url:
         for prompt in prompts()[:2]:

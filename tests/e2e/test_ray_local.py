@@ -14,7 +14,6 @@ import openai
 import pytest
 import yaml
 
-from harness import ray_forks
 from harness.ray_head import RAY, ray_folder
 from harness.scheduling import RedisServer
 from harness.support import (
@@ -31,7 +30,6 @@ from harness.support import (
 )
 
 START_S = 120.0
-PAUSE_S = 0.5  # between a client's requests
 # Ray's token authentication, with a token that is not written to the home folder.
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-this-test-alone-and-long-enough"}
 DEPLOY = """
@@ -52,12 +50,8 @@ class Local:
 
     @property
     def environment(self):
-        own = {**TOKEN, "RAY_TMPDIR": str(self.ray), "BATON_SECURITY__CA": str(self.folder / "ca")}
-        return {**os.environ, **RAY, **ray_forks.environment(self.ray), **own}
-
-    def family(self, process):
-        """Return this process with its Ray, and the parts."""
-        return [*family(process.pid), *ray_forks.parts(self.ray).values()]
+        own = {**RAY, **TOKEN, "RAY_TMPDIR": str(self.ray), "BATON_SECURITY__CA": str(self.folder / "ca")}
+        return {**os.environ, **own}
 
     @property
     def file(self):
@@ -165,7 +159,7 @@ def test_up_scale_and_down_from_a_second_terminal(local):
 
             def ask():
                 found = []
-                while not stop.wait(PAUSE_S):
+                while not stop.is_set():
                     found.append(answer(client))
                 return found
 
@@ -174,7 +168,7 @@ def test_up_scale_and_down_from_a_second_terminal(local):
                 try:
                     assert "ordered: decode=2" in local.baton("scale", "decode=2")
                     eventually(lambda: "decode-1     ready: " in local.text, 90, "a second worker is ready")
-                    everything = local.family(up)
+                    everything = family(up.pid)
                     local.baton("scale", "decode=1")
                     eventually(lambda: "decode-1     has left" in local.text, 60, "it has left")
                 finally:
@@ -201,7 +195,7 @@ def test_ctrl_c_ends_deploy_as_it_starts(local):
             return "prefill-0 started" in local.text
 
         eventually(started, START_S, "a worker has started")
-        everything = local.family(process)
+        everything = family(process.pid)
         assert len(everything) > 8  # processes of Ray, the keeper, baton node and its parts
         process.send_signal(signal.SIGINT)
         assert process.wait(CALL_S) != 0

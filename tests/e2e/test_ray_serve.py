@@ -82,8 +82,7 @@ def configuration(port, folder):
     args = found["applications"][0]["args"] = in_checkout(found["applications"][0]["args"])
     args["router"]["api_key_file"] = str(keys)
     args |= {"security": {"ca": str(folder / "ca")}, "handoff": {"staging_mib": 64}}
-    ingress = {"num_replicas": 1, "graceful_shutdown_wait_loop_s": 0.2}
-    args["ingress_deployment_config"] = ingress | QUICK
+    args["ingress_deployment_config"] = {"num_replicas": 1, **QUICK}
     args["prefill_config"]["deployment_config"] |= QUICK
     args["decode_config"]["deployment_config"] = {"autoscaling_config": SCALING, **QUICK}
     # Users of Ray's own disaggregation have these; Baton ignores them.

@@ -65,7 +65,6 @@ def test_workers_reserve_their_bundle_and_keep_the_options_given():
     assert scaling.policy.policy_function.endswith(by_requests.__name__)
     assert found["decode"]._deployment_config.health_check_period_s == 3
     assert found["prefill"]._deployment_config.autoscaling_config is None
-    assert found["prefill"]._deployment_config.graceful_shutdown_wait_loop_s < 1
     assert found["prefill"].num_replicas == 1
 
 
