@@ -73,15 +73,7 @@ def ray_folder() -> Iterator[Path]:
 def ray_head(*options: str) -> Iterator[RayHead]:
     """Run `ray start --head` with further options during the block. Its nodes fork Baton's parts."""
     with ray_folder() as folder:
-        command = [
-            str(PYTHON.with_name("ray")),
-            "start",
-            "--head",
-            "--block",
-            "--port=0",
-            STORE,
-            *LESS,
-        ]
+        command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", "--port=0", STORE, *LESS]
         command += [f"--temp-dir={folder}", "--node-ip-address=127.0.0.1", *options]
         own = {**LESS_WORK, "RAY_TMPDIR": str(folder)}
         whole = {**os.environ, **RAY, **own, **ray_forks.environment(folder)}
