@@ -23,10 +23,16 @@ from typing import Any
 
 import psutil
 
+from harness import ray_forks
 from harness.support import CALL_S, PYTHON, ROOT, free_port, listening, running
 
 # Without RAY_AUTH_MODE, Ray would write a token into the home folder.
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
+LESS_WORK = {
+    "RAY_worker_niceness": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",  # none
+}
 STORE_BYTES = 80_000_000  # about the minimum
 STORE = f"--object-store-memory={STORE_BYTES}"
 # Leave out processes that no test needs.
@@ -46,6 +52,11 @@ class RayHead:
     process: subprocess.Popen[bytes]
     address: str  # host:port
     environment: dict[str, str]  # set for commands that use it
+    folder: Path
+
+    def parts(self) -> dict[str, psutil.Process]:
+        """Return Baton's running parts by name."""
+        return ray_forks.parts(self.folder)
 
 
 @contextmanager
@@ -60,18 +71,19 @@ def ray_folder() -> Iterator[Path]:
 
 @contextmanager
 def ray_head(*options: str) -> Iterator[RayHead]:
-    """Run `ray start --head` with further options during the block."""
+    """Run `ray start --head` with further options during the block. Its nodes fork Baton's parts."""
     with ray_folder() as folder:
         command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", "--port=0", STORE, *LESS]
         command += [f"--temp-dir={folder}", "--node-ip-address=127.0.0.1", *options]
-        whole = {**os.environ, **RAY, "RAY_TMPDIR": str(folder)}
+        own = {**LESS_WORK, "RAY_TMPDIR": str(folder)}
+        whole = {**os.environ, **RAY, **own, **ray_forks.environment(folder)}
         address = folder / "ray_current_cluster"
 
         def started() -> bool:
             return address.is_file() and ":" in address.read_text()
 
         with running(command, started, 30, folder / "start.log", env=whole, cwd=ROOT) as process:
-            yield RayHead(process, address.read_text().strip(), whole)
+            yield RayHead(process, address.read_text().strip(), whole, folder)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import IO, Any
 from unittest import mock
 
 from baton.services.imports import import_all
@@ -44,6 +44,7 @@ from harness.support import CALL_S, PYTHON, ROOT, eventually
 ANSWER_S = 300.0  # the first answer waits for the imports, on a busy machine
 STOP_S = 20.0
 STREAMS = ("stdout", "stderr")  # files of a command's output
+FOLDER = "ZYGOTE_FOLDER"  # variable with which processes that are not forked from the zygote find it
 # Imported by commands when they need them.
 _LATE = (
     "baton.services.cli.status",
@@ -62,6 +63,8 @@ class Forked:
     pid: int
     log: Path
     returncode: int | None = None
+    stdin: IO[str] | None = None  # set by its starter
+    stdout: IO[str] | None = None
 
     @property
     def text(self) -> str:
@@ -72,7 +75,7 @@ class Forked:
             self.returncode = self.zygote.ended([self.pid]).get(self.pid)
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = STOP_S) -> int:
         """Return its exit code, negative for a signal. Raises subprocess.TimeoutExpired."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
@@ -164,11 +167,16 @@ class Zygote:
         return dict(json.loads(line))
 
 
+def folder() -> Path:
+    """Return the folder of the zygote of this pytest run, or of this process."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+    return Path(os.environ.get(FOLDER) or Path(tempfile.gettempdir()) / f"baton-zygote-{run}")
+
+
 @functools.cache
 def shared() -> Zygote:
-    """Return the zygote of this pytest run, or of this process; start it on first use."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
-    made = Zygote(Path(tempfile.gettempdir()) / f"baton-zygote-{run}")
+    """Return the zygote in `folder`; start it on first use."""
+    made = Zygote(folder())
     atexit.register(made.close)
     return made
 
@@ -320,19 +328,22 @@ def run_command(arguments: list[str], folder: str, host: int) -> None:
 
 def _fork_supervisor(command: list[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
     """Fork `python -P -m MODULE ARGUMENT ...` from this process, which has imported vLLM."""
-    module, *arguments = command[3:]
 
-    def become() -> None:
-        """Run in the child, in place of an exec."""
+    def run() -> None:
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # Popen returns once its pipe to the child is closed
-        os.environ.clear()
-        os.environ.update(env)
-        sys.argv = [module, *arguments]
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (multiprocessing has replaced it)
-        importlib.import_module(module).main()
+        become(command[3:], env)
 
     # Without an exec, a restored SIGPIPE would end the child at its first write to a closed socket.
-    return subprocess.Popen(command, preexec_fn=become, restore_signals=False, **options)  # noqa: PLW1509
+    return subprocess.Popen(command, preexec_fn=run, restore_signals=False, **options)  # noqa: PLW1509
+
+
+def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run `MODULE ARGUMENT ...` in this forked process, in place of an exec."""
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = list(command)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (multiprocessing has replaced it)
+    importlib.import_module(command[0]).main()
 
 
 class _Client:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from ray import serve
 from starlette.requests import Request
@@ -77,16 +77,25 @@ class _Part:
         self._tree: dict[str, Any] = copy.deepcopy(dict(tree))
         self._members = [self._name]  # or the names of a gang's workers
         self._drain_s = STOP_TIMEOUT_S
+        self._scheduler: SchedulerClient | None = None
 
-    async def _meet(self, scheduler: Any) -> str:
-        """Return the scheduler's address, and take on this replica's identity. Raises SecurityError."""
+    async def _meet(self, scheduler: Any) -> None:
+        """Learn the scheduler's address, and take on this replica's identity. Raises SecurityError."""
         met: Meeting = await scheduler.meet.remote(self._role)
         self._tree["scheduler"]["address"] = met.address
         self._tree["security"] = met.part
         # The part takes its own identity from its settings; this process acts as an operator.
         mine = Settings(**{**self._tree, "security": met.operator})
         await asyncio.to_thread(identities.take_on, mine, Role.OPERATOR)
-        return met.address
+        self._scheduler = SchedulerClient(met.address)
+
+    async def _workers(self) -> list[pb.WorkerStatus] | None:
+        """Return the part's workers, or None if the scheduler does not answer."""
+        try:
+            description = await cast(SchedulerClient, self._scheduler).describe()
+        except SchedulerError:
+            return None
+        return [one for one in description.workers if one.identity.name in self._members]
 
     async def _run(self, cores: int, ready: Callable[[], Awaitable[bool]]) -> None:
         """Start the part and wait until it is ready. Raises StartError."""
@@ -118,6 +127,8 @@ class _Part:
         while self._keeper.report().states and time.monotonic() < deadline:  # noqa: ASYNC110 (it has no event)
             await asyncio.sleep(POLL_S)
         self._keeper.end()
+        if self._scheduler:
+            await self._scheduler.close()
 
 
 class Scheduler(_Part):
@@ -143,10 +154,11 @@ class Scheduler(_Part):
     async def _start(self) -> None:
         await self._trust.__aenter__()
         self._tree["security"] = self._trust.section(self._role)
+        self._scheduler = SchedulerClient(self._address)
         await self._run(0, self._answers)
 
     async def _answers(self) -> bool:
-        return await _describe(self._address) is not None
+        return await self._workers() is not None
 
 
 class Worker(_Part):
@@ -154,22 +166,18 @@ class Worker(_Part):
         self, role: str, tree: Mapping[str, Any], cores: int, scheduler: Any
     ) -> None:
         super().__init__(role, tree)
-        self._scheduler = await self._meet(scheduler)
+        await self._meet(scheduler)
         self._tree["worker"]["listen"] = addresses.join(self._host, 0)
         await self._run(cores, self._is_ready)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return how many requests are placed on this worker or gang."""
-        return {_REQUESTS: float(sum(one.reserved_requests for one in await self._workers()))}
+        return {_REQUESTS: float(sum(one.reserved_requests for one in await self._workers() or ()))}
 
     async def _is_ready(self) -> bool:
-        ready = [one for one in await self._workers() if one.state == pb.WORKER_STATE_READY]
+        found = await self._workers() or ()
+        ready = [one for one in found if one.state == pb.WORKER_STATE_READY]
         return len(ready) == len(self._members)
-
-    async def _workers(self) -> list[pb.WorkerStatus]:
-        description = await _describe(self._scheduler)
-        found = description.workers if description else []
-        return [one for one in found if one.identity.name in self._members]
 
 
 class Router(_Part):
@@ -251,11 +259,3 @@ def _deployment(
     given = dict(options)
     actor |= given.pop("ray_actor_options", None) or {}
     return serve.deployment(kind).options(**{"name": name, "ray_actor_options": actor, **given})
-
-
-async def _describe(scheduler: str) -> pb.Description | None:
-    try:
-        async with SchedulerClient(scheduler) as client:
-            return await client.describe()
-    except SchedulerError:
-        return None

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import openai
-import psutil
 import pytest
 import yaml
 
@@ -72,9 +71,8 @@ class Served:
 
     def members(self):
         """Return the processes of the first gang's workers, in the order of their ranks."""
-        every = {_title(one): one for one in psutil.Process(self.head.process.pid).children(recursive=True)}
-        names = [f"baton decode-0.r{rank}" for rank in range(2)]
-        return [every[name] for name in names if name in every]
+        every = self.head.parts()
+        return [every[name] for rank in range(2) if (name := f"decode-0.r{rank}") in every]
 
     def client(self):
         url = f"http://127.0.0.1:{self.port}/v1"
@@ -100,13 +98,6 @@ class Served:
                 if len(got) > WRITTEN:
                     begun.set()
         assert got == self.expected[0]
-
-
-def _title(process):
-    try:
-        return " ".join(process.cmdline()).strip()
-    except psutil.Error:  # it has ended
-        return ""
 
 
 @pytest.fixture(scope="module")

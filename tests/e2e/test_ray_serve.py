@@ -59,25 +59,17 @@ class Served(NamedTuple):
         return openai.OpenAI(base_url=url or self.url, api_key=key, timeout=CALL_S, max_retries=0)
 
     def parts(self, role):
-        """Return the processes of a role's parts, which have its name in their titles."""
-        every = psutil.Process(self.head.process.pid).children(recursive=True)
-        return [one for one in every if _title(one).startswith(f"baton {role}-")]
+        """Return a role's running parts by name."""
+        return {name: one for name, one in self.head.parts().items() if name.startswith(f"{role}-")}
 
     def scheduler(self):
-        (process,) = self.parts("scheduler")
+        (process,) = self.parts("scheduler").values()
         connections = process.net_connections("tcp")
         # Other parts are connected to its port; nothing is connected to its metrics port.
         used = {one.laddr.port for one in connections if one.status == psutil.CONN_ESTABLISHED}
         listening = [one.laddr for one in connections if one.status == psutil.CONN_LISTEN]
         (place,) = [place for place in listening if place.port in used]
         return addresses.join(place.ip, place.port)
-
-
-def _title(process):
-    try:
-        return " ".join(process.cmdline()).strip()
-    except psutil.Error:  # it has ended
-        return ""
 
 
 def configuration(port, folder):
@@ -222,21 +214,20 @@ def test_decode_workers_follow_the_streams_and_one_given_up_is_replaced(served):
                 found.append(answer(client))
             return found
 
-        (first,) = {_title(one) for one in served.parts("decode")}
+        (first,) = served.parts("decode")
         asking = [pool.submit(ask, none if number == 0 else few) for number in range(STREAMS)]
         try:
-            eventually(lambda: len(_names(served)) == 2, 60, "a second decode worker runs")
+            eventually(lambda: len(served.parts("decode")) == 2, 60, "a second decode worker runs")
 
             def replaced():
-                for one in served.parts("decode"):
-                    if _title(one) == first:
-                        one.kill()
-                names = _names(served)
-                return len(names) == 2 and first not in names
+                found = served.parts("decode")
+                if first in found:
+                    found[first].kill()
+                return len(found) == 2 and first not in found
 
             eventually(replaced, 90, f"{first} is replaced", every_s=0.2)
             few.set()  # stops one client
-            eventually(lambda: len(_names(served)) == 1, 90, "one decode worker is left")
+            eventually(lambda: len(served.parts("decode")) == 1, 90, "one decode worker is left")
         finally:
             few.set()
             none.set()
@@ -244,10 +235,6 @@ def test_decode_workers_follow_the_streams_and_one_given_up_is_replaced(served):
     print(f"{len(answers)} answers")
     assert len(answers) > STREAMS
     assert set(answers) == {expected}
-
-
-def _names(served):
-    return {_title(one) for one in served.parts("decode")} - {""}
 
 
 @pytest.mark.timeout(200)

@@ -113,3 +113,18 @@ def test_an_order_of_nothing_ends_the_parts(keeper):
     keeper.run(2, [])
     said = until(keeper, {}, "it has ended")
     assert said == [("scheduler", "started"), ("scheduler", "ended")]
+
+
+def test_a_node_gets_the_priority_of_ray_itself(keeper):
+    """Ray gives its workers, and so their children, a low one."""
+    node = subprocess.Popen(["nice", "-n", "5", "sleep", "60"])
+    try:
+        eventually(lambda: psutil.Process(node.pid).nice() > psutil.Process(os.getppid()).nice(), 5, "low")
+        keeper._raise_priority(node.pid)
+        said = [text for _, text in keeper.report().said]
+        nice = os.getpriority(os.PRIO_PROCESS, node.pid)
+    finally:
+        node.kill()
+        node.wait()
+    mine = os.getpriority(os.PRIO_PROCESS, os.getppid())
+    assert nice == mine or (os.geteuid() != 0 and "start Ray with RAY_worker_niceness=0" in said[0])
