@@ -33,6 +33,7 @@ BLOCK_SIZE = 32
 # Log-probability gap: three bfloat16 steps between 32 and 64, the range of the checkpoints' best logits.
 CLEAR = 0.75
 KV_CACHE_BYTES = 64 << 20  # the engine writes to all of it when it starts
+FIRST_S = 20.0  # longest wait for a pull's first bytes
 QUIET_S = 0.3  # a pull that brings no bytes for this long has paused
 START_S, CALL_S, END_S = 180.0, 120.0, 20.0  # generous: other engines may keep the machine busy
 _numbers = itertools.count()
@@ -251,7 +252,10 @@ def begin_decode(engine: Engine, request_id: str, prompt: list[int], max_tokens:
     """Start to pull from a prompt that is still being prefilled. Return the bytes until the pull pauses."""
     engine.add(request_id, prompt, max_tokens, load_params(early.epoch, early.num_tokens))
     engine.connector.begin_load(request_id, early.epoch, early)
-    return pulled(engine, request_id, early.epoch)
+    deadline = time.monotonic() + FIRST_S
+    while not (seen := pulled(engine, request_id, early.epoch)) and time.monotonic() < deadline:
+        pass  # on a busy machine the first bytes come late
+    return seen
 
 
 def pulled(engine: Engine, request_id: str, epoch: int) -> int:
