@@ -8,8 +8,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from baton import addresses
-from baton.redis_url import KINDS, has_password, is_redis
-from baton.services.config.fields import Address, Count, Port, Positive, Seconds, Secret, Section
+from baton.redis_url import KINDS, is_redis
+from baton.services.config.fields import (
+    Address,
+    Count,
+    Port,
+    Positive,
+    Seconds,
+    Secret,
+    Section,
+    one_password,
+)
 
 
 class MediaSettings(Section):
@@ -43,16 +52,13 @@ class RouterSettings(Section):
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes that share the port, each on a core of its own; they also share limits (docs/limits.md)."""
     api_key: Secret | None = None
-    """Key that clients must send as a bearer token (docs/limits.md)."""
-    api_key_file: str = ""
-    """File with several keys, one per line, instead of api_key."""
+    """Key that clients must send as a bearer token, or file:PATH of a file with several, one per line
+    (docs/limits.md)."""
     keys_file: str = ""
     """YAML file of keys with tenants and limits, instead of api_key (docs/tenants.md). Changes take effect
     without a restart."""
     keys_store: str = Field("", repr=False)
     """A Redis, as in scheduler.store, for limits across routers and, without keys_file, for the keys."""
-    keys_store_password_file: str = ""
-    """File with the password of keys_store, instead of a password in its URL."""
     metrics_port: Port = 0
     """Port of /metrics, without a key, on router.host; 0 takes a free one on loopback. Several processes take
     consecutive ports."""
@@ -103,7 +109,7 @@ class RouterSettings(Section):
     def _is_redis(cls, value: str) -> str:
         if value and not is_redis(value):
             raise ValueError(f"use {KINDS}")
-        return value
+        return one_password(value)
 
     @model_validator(mode="after")
     def _fits_together(self) -> RouterSettings:
@@ -112,13 +118,8 @@ class RouterSettings(Section):
                 raise ValueError(f"{field} is divided among the processes: it must be at least their number")
         if self.metrics_port + self.processes > 1 << 16:
             raise ValueError("metrics_port is the first of one port per process: choose a lower one")
-        self.refuse_both("api_key", "api_key_file")
-        if (self.api_key or self.api_key_file) and self.has_tenants:
-            raise ValueError("keys_file and keys_store replace api_key and api_key_file: leave those out")
-        if self.keys_store_password_file and has_password(self.keys_store):
-            raise ValueError(
-                "a password in keys_store and a keys_store_password_file exclude each other: leave one out"
-            )
+        if self.api_key and self.has_tenants:
+            raise ValueError("keys_file and keys_store replace api_key: leave it out")
         return self
 
 
@@ -133,9 +134,7 @@ class SecuritySettings(Section):
     join: Address = ""
     """host:port of `baton ca serve`, where processes on other machines get certificates."""
     token: Secret | None = None
-    """Token for security.join (`baton ca token`)."""
-    token_file: str = ""
-    """File with the token, instead of token."""
+    """Token for security.join (`baton ca token`), or file:PATH."""
     topic: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
     """Name of the deployment in its certificates; scheduler.topic if unset."""
     folder: str = ""
@@ -149,14 +148,12 @@ class SecuritySettings(Section):
 
     @model_validator(mode="after")
     def _is_on_where_it_is_meant(self) -> SecuritySettings:
-        given = [key for key in ("join", "token", "token_file", "folder") if getattr(self, key)]
+        given = [key for key in ("join", "token", "folder") if getattr(self, key)]
         if given and not self.tls:
             raise ValueError(f"{' and '.join(given)} without tls: turn security.tls on, or leave them out")
         self.refuse_both("tls", "insecure")
-        tokens = [key for key in ("token", "token_file") if getattr(self, key)]
-        if tokens and not self.join:
-            raise ValueError(f"{tokens[0]} without join: give the address of `baton ca serve`")
-        self.refuse_both("token", "token_file")
+        if self.token and not self.join:
+            raise ValueError("token without join: give the address of `baton ca serve`")
         return self
 
 
@@ -167,14 +164,7 @@ class OpsSettings(Section):
     """host:port of the live page, /ops; empty turns it off. If unset, `baton up` serves it on loopback, next
     to router.port, and other routers do not."""
     key: Secret | None = None
-    """Key that the page asks for; required if it is reachable from other machines."""
-    key_file: str = ""
-    """File with the key, instead of key."""
-
-    @model_validator(mode="after")
-    def _one_key(self) -> OpsSettings:
-        self.refuse_both("key", "key_file")
-        return self
+    """Key that the page asks for, or file:PATH; required if it is reachable from other machines."""
 
 
 class TracingSettings(Section):
@@ -182,9 +172,7 @@ class TracingSettings(Section):
 
     endpoint: str = ""
     """Collector: http://host:4317 for OTLP over gRPC, http://host:4318/v1/traces (any path) for OTLP over
-    HTTP; https:// for TLS. If unset there are no traces."""
-    headers: dict[str, str] = Field(default_factory=dict, repr=False)
-    """Headers of exports, e.g. with an API key."""
+    HTTP; https:// for TLS. If unset there are no traces. Its API key goes into OTEL_EXPORTER_OTLP_HEADERS."""
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of traces to keep. Failed and retried requests, those that clients sample, and those whose first
     token takes longer than twice slo.ttft_ms are always traced."""
@@ -196,5 +184,5 @@ class TracingSettings(Section):
         if value and not found:
             raise ValueError("use http://host:4317 (gRPC), http://host:4318/v1/traces (HTTP), or https://")
         if found and ("@" in found[1] or found[2]):
-            raise ValueError("the URL is logged: put credentials into tracing.headers")
+            raise ValueError("the URL is logged: put credentials into OTEL_EXPORTER_OTLP_HEADERS")
         return value

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from baton import addresses
-from baton.redis_url import KINDS, has_password, is_redis
+from baton.redis_url import KINDS, is_redis
 from baton.services.config.fields import (
     OFF,
     Address,
@@ -16,9 +16,11 @@ from baton.services.config.fields import (
     GpuName,
     Port,
     Positive,
+    Range,
     Seconds,
     Section,
     TransportName,
+    one_password,
 )
 from baton.services.errors import ConfigError
 from baton.services.lora import LoraSettings
@@ -131,10 +133,8 @@ class SchedulerSettings(Section):
     address: Annotated[Address, Field(min_length=1)] = "127.0.0.1:7400"
     """host:port to listen on. Workers and routers may name several schedulers, with commas."""
     store: str = Field("memory", repr=False)
-    """memory, or a Redis as redis://[:password@]host:port/db; for Sentinel, Redis Cluster and TLS see
-    docs/clusters.md."""
-    store_password_file: str = ""
-    """File with the store's password, instead of a password in its URL."""
+    """memory, or a Redis as redis://[:password@]host:port/db, or with ?password_file=PATH at the end instead
+    of the password; for Sentinel, Redis Cluster and TLS see docs/clusters.md."""
     topic: str = Field("baton", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """Name of the deployment in a shared store."""
     heartbeat_s: Seconds = 1.0
@@ -170,17 +170,13 @@ class SchedulerSettings(Section):
     def _is_known(cls, value: str) -> str:
         if value != "memory" and not is_redis(value):
             raise ValueError(f"use memory, {KINDS}")
-        return value
+        return one_password(value)
 
     @model_validator(mode="after")
     def _fits_together(self) -> SchedulerSettings:
         if self.worker_lease_s < 2 * self.heartbeat_s:
             raise ValueError(
                 f"worker_lease_s ({self.worker_lease_s}) is less than two heartbeat_s ({self.heartbeat_s})"
-            )
-        if self.store_password_file and has_password(self.store):
-            raise ValueError(
-                "a password in store and a store_password_file exclude each other: leave one out"
             )
         return self
 
@@ -280,33 +276,25 @@ class AutoscaleSettings(Section):
 
     mode: Literal["off", "advise", "on"] = "off"
     """off, on, or advise, which only logs and shows what `on` would do."""
-    min_prefill: Positive = 1
-    """Minimum number of prefill workers."""
-    max_prefill: Positive = 4
-    """Maximum number of prefill workers."""
-    min_decode: Positive = 1
-    """Minimum number of decode workers."""
-    max_decode: Positive = 4
-    """Maximum number of decode workers."""
-    min_encode: Count = 0
-    """Minimum number of encode workers. With 0, prompts' workers encode while there are few images."""
-    max_encode: Count = 0
-    """Maximum number of encode workers; 0: they are not scaled."""
-    down_after_s: Seconds = 120.0
-    """A worker is removed when fewer would have sufficed for this long."""
+    prefill: Range = "1-4"
+    """Minimum and maximum number of prefill workers."""
+    decode: Range = "1-4"
+    """Minimum and maximum number of decode workers."""
+    encode: Range = "0-0"
+    """Minimum and maximum number of encode workers; 0-0: they are not scaled. With a minimum of 0, prompts'
+    workers encode while there are few images."""
 
-    @property
-    def flip_after_s(self) -> float:
-        """Seconds for which a side must have had a spare worker before that worker changes its role."""
-        return max(1.0, self.down_after_s / 24)
+    def bounds(self, role: str) -> tuple[int, int]:
+        """Return the minimum and maximum number of a role's workers."""
+        least, _, most = getattr(self, role).partition("-")
+        return int(least), int(most)
 
-    @model_validator(mode="after")
-    def _least_is_not_above_most(self) -> AutoscaleSettings:
-        for role in ("prefill", "decode", "encode"):
-            least, most = getattr(self, f"min_{role}"), getattr(self, f"max_{role}")
-            if least > most:
-                raise ValueError(f"min_{role} ({least}) is above max_{role} ({most})")
-        return self
+    @field_validator("prefill", "decode")
+    @classmethod
+    def _is_at_least_one(cls, value: str) -> str:
+        if value.startswith("0-"):
+            raise ValueError("the minimum is at least 1")
+        return value
 
 
 class FleetSettings(Section):

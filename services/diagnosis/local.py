@@ -181,4 +181,4 @@ def _exposure(settings: Settings) -> Iterator[Finding]:
         yield About("TLS", HERE).wrong(str(error), "turn security.tls on, or set security.insecure")
     if open_to_all(settings.router):
         found = f"{settings.router.host} can be reached from other machines, and no key is needed"
-        yield About("keys", "router.host").warning(found, "set router.api_key_file or router.keys_file")
+        yield About("keys", "router.host").warning(found, "set router.api_key or router.keys_file")

@@ -55,8 +55,8 @@ class Plan:
         limits = self.settings.autoscale
         if limits.mode != "on":
             return []
-        most = {"prefill": limits.max_prefill, "decode": limits.max_decode}
-        encode = [ENCODE.name] * (limits.max_encode - self.roles.count(ENCODE.name))
+        most = {role: limits.bounds(role)[1] for role in ("prefill", "decode")}
+        encode = [ENCODE.name] * (limits.bounds(ENCODE.name)[1] - self.roles.count(ENCODE.name))
         if not self.sides_differ:
             return encode + [""] * (sum(most.values()) - sum(role in most for role in self.roles))
         more = ([role] * (number - self.roles.count(role)) for role, number in most.items())
@@ -119,7 +119,7 @@ class Places:
         ]
         # name -> role of each place in which workers should run
         self._roles = dict(zip(self.names, fleet.roles, strict=False))
-        scaled = fleet.settings.autoscale.max_encode > 0
+        scaled = fleet.settings.autoscale.bounds(ENCODE.name)[1] > 0
         # name -> role of each place without orders
         self._fixed = {name: role for name, role in self._roles.items() if role == ENCODE.name and not scaled}
         # name -> the role to which each place with orders belongs; "": prefill or decode

@@ -144,14 +144,14 @@ class ClusterSettings(Settings):
             return own
         given = own.model_dump(exclude_unset=True)
         for role in WORKER_ROLES:
-            given |= self._bounds_given(role)
+            given |= self._range_given(role)
         try:
             scaling = AutoscaleSettings(**given)
         except ValidationError as error:
             raise ConfigError(f"autoscale, autoscaling_config: {one_line(error)}") from None
-        scaled = WORKER_ROLES if scaling.max_encode else SIDES
+        scaled = WORKER_ROLES if scaling.bounds("encode")[1] else SIDES
         for role in scaled if own.mode == "on" else ():
-            least, most = (getattr(scaling, f"{end}_{role}") for end in ("min", "max"))
+            least, most = scaling.bounds(role)
             if not least <= (first := self.deploying(role).initial) <= most:
                 raise ConfigError(
                     f"{role}_config.deployment_config: it starts with {first}, but autoscaling keeps {least} "
@@ -159,34 +159,36 @@ class ClusterSettings(Settings):
                 )
         return scaling
 
-    def _bounds_given(self, role: str) -> dict[str, int]:
-        """Return the keys of `autoscale` that a role's deployment_config sets. Raises ConfigError."""
+    def _range_given(self, role: str) -> dict[str, str]:
+        """Return the key of `autoscale` if a role's deployment_config sets it. Raises ConfigError."""
         own, deploying = self.autoscale, self.deploying(role)
         section = f"{role}_config.deployment_config"
-        scaled = role in SIDES or (own.max_encode and deploying.num_replicas)
+        scaled = role in SIDES or (own.bounds(role)[1] and deploying.num_replicas)
         if own.mode == "on" and scaled and deploying.num_replicas is not None:
             raise ConfigError(
                 f"autoscale.mode is on and {section}.num_replicas fixes a number: "
                 "give autoscaling_config with min_replicas and max_replicas instead"
             )
-        bounds = {}
         limits = deploying.autoscaling_config
-        for end, number in limits.bounds.items() if limits else ():
-            key, said = f"{end}_{role}", f"{section}.autoscaling_config.{end}_replicas"
-            if key in own.model_fields_set and getattr(own, key) != number:
+        if not limits or not limits.bounds:
+            return {}
+        bounds = dict(zip(("min", "max"), own.bounds(role), strict=True))
+        for end, number in limits.bounds.items():
+            said = f"{section}.autoscaling_config.{end}_replicas"
+            if role in own.model_fields_set and bounds[end] != number:
                 raise ConfigError(
-                    f"autoscale.{key} is {getattr(own, key)} and {said} is {number}: leave one of them out"
+                    f"autoscale.{role} is {getattr(own, role)} and {said} is {number}: leave one of them out"
                 )
             if number < 1 and role in SIDES:
                 raise ConfigError(f"{said} is 0: autoscaling keeps at least one worker on each side")
-            bounds[key] = number
-        return bounds
+            bounds[end] = number
+        return {role: f"{bounds['min']}-{bounds['max']}"}
 
     def bounds(self, role: str) -> tuple[int, int | None]:
         """Return the minimum and maximum number of a role's workers, None for any. Raises ConfigError."""
         scaling = self.scaling
-        if self.autoscale.mode == "on" and (role in SIDES or scaling.max_encode):
-            return getattr(scaling, f"min_{role}"), getattr(scaling, f"max_{role}")
+        if self.autoscale.mode == "on" and (role in SIDES or scaling.bounds(role)[1]):
+            return scaling.bounds(role)
         limits = self.deploying(role).autoscaling_config
         return (limits.min_replicas, limits.max_replicas) if limits else (0, None)
 
@@ -226,13 +228,13 @@ class ClusterSettings(Settings):
                 raise ConfigError(f"fleet.{key}: leave it out; on Ray {instead}")
         if not (self.security.tls or self.security.insecure):
             raise ConfigError("security: turn tls on, or set insecure on a trusted network")
-        for key in ("join", "token", "token_file", "folder"):
+        for key in ("join", "token", "folder"):
             if getattr(self.security, key):
                 raise ConfigError(
                     f"security.{key}: leave it out; on Ray the CA is where `baton ray up` runs (security.ca)"
                 )
         names = set()
-        encodes = self.deploying("encode").initial or self.scaling.max_encode
+        encodes = self.deploying("encode").initial or self.scaling.bounds("encode")[1]
         there = (*SIDES, *(["encode"] if encodes else []))
         for role in there:
             engine = self.engine_of(role)

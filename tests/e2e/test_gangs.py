@@ -114,7 +114,8 @@ def test_gangs_over_tls_answer_like_one_engine_and_come_back(case, tmp_path):
 def test_a_second_gang_comes_and_goes_with_the_load(case, tmp_path):
     config = {
         "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
-        "autoscale": {"mode": "on", "max_prefill": 1, "max_decode": 2, "down_after_s": 3.0},
+        "autoscale": {"mode": "on", "prefill": "1-1", "decode": "1-2"},
+        "constants": {"baton.services.fleet.goals:DOWN_AFTER_S": 3.0},
         "fleet": {"decode_engine": {**GANG, "max_num_seqs": 4}},
     }
     with case.deployment(tmp_path / "up", **config) as one:

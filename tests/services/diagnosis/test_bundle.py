@@ -64,16 +64,12 @@ def config(tmp_path, metrics):
         "router": {
             "api_key": SECRETS["api"],
             "port": metrics,
-            "keys_store_password_file": written("keys file"),
+            "keys_store": f"redis://127.0.0.1:{free_port()}/1?password_file={written('keys file')}",
         },
-        "ops": {"key_file": written("page")},
-        "tracing": {
-            "headers": {"x-api-key": SECRETS["header"], "Authorization": f"Bearer {SECRETS['bearer']}"}
-        },
+        "ops": {"key": f"file:{written('page')}"},
         "scheduler": {
             "address": f"127.0.0.1:{free_port()}",
-            "store": f"redis://127.0.0.1:{free_port()}/0",
-            "store_password_file": written("file"),
+            "store": f"redis://127.0.0.1:{free_port()}/0?password_file={written('file')}",
         },
     }
 
@@ -88,7 +84,8 @@ def test_no_secret_is_in_it(config, tmp_path, monkeypatch):
     """Secrets are masked even if a log, a variable or an answer repeats them."""
     monkeypatch.setenv("VLLM_API_KEY", SECRETS["environment"])
     monkeypatch.setenv("BATON_ROUTER__API_KEY", SECRETS["api"])
-    monkeypatch.setenv("BATON_TRACING__HEADERS", json.dumps(config["tracing"]["headers"]))
+    headers = f"x-api-key={SECRETS['header']},Authorization=Bearer%20{SECRETS['bearer']}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
     settings = load(config)
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -105,7 +102,6 @@ def test_no_secret_is_in_it(config, tmp_path, monkeypatch):
         for part, text in found.items():
             assert SECRETS[name] not in text, (name, part)
     assert "max_logprobs" in found["configuration.yaml"]
-    assert f"BATON_TRACING__HEADERS={HIDDEN}" in found["variables.txt"]
     assert found["metrics/router.txt"] == f"seen Bearer {HIDDEN}"
     assert f"BATON_ROUTER__API_KEY={HIDDEN}" in found["variables.txt"]
     log = found["logs/router.log"]

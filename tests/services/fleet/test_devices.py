@@ -42,7 +42,7 @@ def test_each_worker_gets_the_gpus_that_it_needs():
 
 
 def test_further_places_leave_the_first_workers_of_others_theirs():
-    chosen = Settings(autoscale={"mode": "on", "max_prefill": 3, "max_decode": 3})
+    chosen = Settings(autoscale={"mode": "on", "prefill": "1-3", "decode": "1-3"})
     wide = Settings(engine={"tensor_parallel_size": 2})
     plans = [Plan(chosen, ["prefill", "decode"], "a-"), Plan(wide, ["mixed"], "b-")]
     first, second = placed(plans)

@@ -63,7 +63,7 @@ def settings(**sections):
 def test_milliseconds_become_seconds_and_numbers_bounds():
     goals = goals_of(
         settings(
-            autoscale={"mode": "advise", "min_decode": 2, "max_decode": 7, "max_encode": 3},
+            autoscale={"mode": "advise", "decode": "2-7", "encode": "0-3"},
             slo={"ttft_ms": 800, "itl_ms": 25},
         )
     )

@@ -197,16 +197,16 @@ REFUSED = [
     (cluster(security={"tls": False}), "security: turn tls on, or set insecure"),
     (cluster(security={"tls": True, "join": "ca:1", "token": "hidden"}), "security.join: leave it out"),
     ({}, "engine.model is not set"),
-    (scaled(limits(1, 8), ANY, autoscale={"max_prefill": 4}),
-     f"autoscale.max_prefill is 4 and {SCALING}.max_"),
+    (scaled(limits(1, 8), ANY, autoscale={"prefill": "1-4"}),
+     f"autoscale.prefill is 1-4 and {SCALING}.max_"),
     (scaled(ANY, FIXED), "decode_config.deployment_config.num_replicas"),
     (scaled(limits(0, initial_replicas=1), ANY), f"{SCALING}.min_replicas is 0"),
-    (scaled(ANY, ANY, encode_config=limits(0, 2), autoscale={"max_encode": 3}),
-     "autoscale.max_encode is 3 and encode_config.deployment_config.autoscaling_config.max_replicas"),
-    (scaled(ANY, ANY, encode_config=FIXED, autoscale={"max_encode": 3}),
+    (scaled(ANY, ANY, encode_config=limits(0, 2), autoscale={"encode": "0-3"}),
+     "autoscale.encode is 0-3 and encode_config.deployment_config.autoscaling_config.max_replicas"),
+    (scaled(ANY, ANY, encode_config=FIXED, autoscale={"encode": "0-3"}),
      "autoscale.mode is on and encode_config.deployment_config.num_replicas fixes a number"),
-    (scaled(limits(5), ANY), "min_prefill (5) is above max_prefill (4)"),
-    (scaled(ANY, ANY, autoscale={"min_decode": 2}),
+    (scaled(limits(5), ANY), "the minimum (5) is above the maximum (4)"),
+    (scaled(ANY, ANY, autoscale={"decode": "2-4"}),
      "decode_config.deployment_config: it starts with 1, but autoscaling keeps 2 to 4"),
     (scaled(ANY, ANY, scheduler={"rebalance_after_s": 5.0}),
      "autoscale.mode is on and scheduler.rebalance_after_s is set"),
@@ -225,9 +225,9 @@ def test_what_is_refused(given, said):
 
 @pytest.mark.parametrize("mode", ["on", "advise"])
 def test_autoscaling_keeps_within_the_bounds_of_each_side(mode):
-    settings = read(scaled(limits(2, 3), limits(), mode, autoscale={"max_decode": 6}))
+    settings = read(scaled(limits(2, 3), limits(), mode, autoscale={"decode": "1-6"}))
     own = Settings(**settings.tree_of("scheduler")).autoscale
-    assert (own.mode, own.min_prefill, own.max_prefill, own.min_decode, own.max_decode) == (mode, 2, 3, 1, 6)
+    assert (own.mode, own.prefill, own.decode) == (mode, "2-3", "1-6")
     assert settings.bounds("prefill") == (2, 3)
     assert settings.bounds("decode") == ((1, 6) if mode == "on" else (1, None))
 
@@ -237,7 +237,7 @@ def test_autoscaling_keeps_within_the_bounds_of_each_side(mode):
     [
         ({}, {}, (0, None), 0),
         (FIXED, {}, (0, None), 2),
-        ({}, {"max_encode": 3}, (0, 3), 0),
+        ({}, {"encode": "0-3"}, (0, 3), 0),
         (limits(0, 2, initial_replicas=1), {}, (0, 2), 1),
         (limits(1, 2), {}, (1, 2), 1),
     ],
@@ -252,13 +252,13 @@ def test_encode_workers_are_scaled_only_if_they_have_a_maximum(encode, own, boun
 def test_without_autoscaling_bounds_are_those_of_scale_alone():
     settings = read(scaled(limits(0, 9, initial_replicas=1), {}, "off"))
     assert (settings.bounds("prefill"), settings.bounds("decode")) == ((0, 9), (0, None))
-    assert Settings(**settings.tree_of("scheduler")).autoscale.max_prefill == 4
+    assert Settings(**settings.tree_of("scheduler")).autoscale.prefill == "1-4"
 
 
 def test_a_fixed_number_may_be_advised_on():
     settings = read(scaled(FIXED, FIXED, "advise"))
     assert settings.deploying("decode").initial == 2
-    assert Settings(**settings.tree_of("scheduler")).autoscale.max_decode == 4
+    assert Settings(**settings.tree_of("scheduler")).autoscale.decode == "1-4"
 
 
 def test_keys_by_which_serve_decides_are_read_and_named():
