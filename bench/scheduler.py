@@ -221,7 +221,7 @@ def _scheduler(code: Path, address: str, store: str) -> Iterator[int]:
     """Run a scheduler during the block and yield its process id."""
     command = [sys.executable, "-m", "baton.services.cli.main", "scheduler", "--scheduler", address]
     command += ["--store", store, "--max-queued-prompt-tokens", str(10**9)]
-    command += ["--heartbeat-s", str(HEARTBEAT_S), "--worker-lease-s", "3600"]
+    command += ["--worker-lease-s", str(5 * HEARTBEAT_S)]
     port = int(address.rpartition(":")[2])
     environment = _environment(code)
     with running(command, lambda: listening(port), START_S, env=environment, cwd=code) as process:

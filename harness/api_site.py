@@ -16,13 +16,13 @@ import openai
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.service import SchedulerServer
-from baton.services.config import SchedulerSettings
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import Book
 from harness import forked, zygote
 from harness.checkpoints import tiny_qwen2
 from harness.fake_worker import MODEL, FakeWorker
 from harness.router import Members
+from harness.scheduling import usual
 from harness.support import PATIENCE, free_port
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class ApiSite:
                 "served_model_name": MODEL,
                 **(engine or {}),
             },
-            "scheduler": {"address": f"127.0.0.1:{self.scheduler_port}", **SCHEDULER},
+            "scheduler": {"address": f"127.0.0.1:{self.scheduler_port}"},
             "router": {"port": self.port, "max_wait_s": 1.0, "replace_wait_s": 1.0, **router},
         }
         self._stack = contextlib.AsyncExitStack()
@@ -98,7 +98,7 @@ class ApiSite:
         if (book := self._book) is not None:
             await FileBook(self.settings["router"]["keys_file"]).edit(lambda _: book)
         server = await self._stack.enter_async_context(
-            SchedulerServer(SchedulerSettings(**self.settings["scheduler"]))
+            SchedulerServer(usual(**self.settings["scheduler"], **SCHEDULER))
         )
         self.members = Members(server.address)
         self._stack.push_async_callback(self.members.close)

@@ -48,7 +48,7 @@ def encoder_settings(settings: Settings) -> Settings:
     """Return the settings of an encode worker."""
     own = settings.model_copy(deep=True)
     own.engine = encoder_engine(own.engine)
-    own.worker.gang, own.worker.gang_rank = "", 0
+    own.worker.gang = ""
     return own
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from baton import addresses
 from baton.redis_url import KINDS, is_redis
@@ -26,6 +26,10 @@ from baton.services.errors import ConfigError
 from baton.services.lora import LoraSettings
 from baton.services.speculation import SpeculativeSettings
 
+HEARTBEATS = 5  # per worker_lease_s
+PLACEMENT_LEASE = 3  # in worker leases
+MAX_QUEUE_FACTOR = 1.25
+PREFIX_PULL_S = 0.05
 Milliseconds = Annotated[float, Field(gt=0)]
 
 
@@ -137,26 +141,17 @@ class SchedulerSettings(Section):
     of the password; for Sentinel, Redis Cluster and TLS see docs/clusters.md."""
     topic: str = Field("baton", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """Name of the deployment in a shared store."""
-    heartbeat_s: Seconds = 1.0
-    """Interval of the workers' heartbeats."""
     worker_lease_s: Seconds = 5.0
-    """A worker is considered dead after this long without a heartbeat."""
-    placement_lease_s: Seconds = 15.0
-    """A placement is released if its router does not renew it for this long. Saved KV that is not pulled is
-    released after twice as long."""
+    """A worker is considered dead after this long without a heartbeat; it sends five in that time. A
+    placement is released if its router does not renew it for three times as long, and saved KV that is not
+    pulled for six times."""
     max_queued_prompt_tokens: Positive = 32_768
     """Maximum number of prompt tokens queued on one prefill worker; further requests wait in the router."""
-    max_queue_factor: Annotated[float, Field(ge=1)] = 1.25
-    """Maximum number of requests placed on one decode worker, as a multiple of its max_num_seqs; further
-    requests wait in the router. With more than 1, some requests are prefilled while they wait for a slot."""
     handoff_min_tokens: Count = 0
     """Shorter prompts are prefilled on the decode worker, without a handoff."""
     idle_decode_tokens: Count = 8_192
     """Maximum number of prompt tokens that an idle decode worker prefills itself at a time while prefill
     workers have queues; 0 turns this off. Classes that give way do not use it."""
-    prefix_pull_s: Annotated[float, Field(ge=0)] = 0.05
-    """A prefill worker pulls the KV of a prompt's beginning from another worker if that saves at least this
-    many seconds of computing; 0 turns this off."""
     rebalance_after_s: Seconds | None = None
     """A worker changes its role when prefill or decode has been short of workers for this long while the
     other side had one to spare. If unset, roles do not change."""
@@ -165,20 +160,35 @@ class SchedulerSettings(Section):
     policy: PolicySettings = Field(default_factory=PolicySettings)
     """Filters, scorers (with weights) and picker, by name."""
 
+    @property
+    def heartbeat_s(self) -> float:
+        """Interval of the workers' heartbeats."""
+        return self.worker_lease_s / HEARTBEATS
+
+    @property
+    def placement_lease_s(self) -> float:
+        """A placement is released if its router does not renew it for this long."""
+        return self.worker_lease_s * PLACEMENT_LEASE
+
+    @property
+    def max_queue_factor(self) -> float:
+        """Maximum number of requests placed on one decode worker, as a multiple of its max_num_seqs.
+
+        With more than 1, some requests are prefilled while they wait for a slot.
+        """
+        return MAX_QUEUE_FACTOR
+
+    @property
+    def prefix_pull_s(self) -> float:
+        """A prefill worker pulls a prompt's beginning from another one if that saves so much computing."""
+        return PREFIX_PULL_S
+
     @field_validator("store")
     @classmethod
     def _is_known(cls, value: str) -> str:
         if value != "memory" and not is_redis(value):
             raise ValueError(f"use memory, {KINDS}")
         return one_password(value)
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> SchedulerSettings:
-        if self.worker_lease_s < 2 * self.heartbeat_s:
-            raise ValueError(
-                f"worker_lease_s ({self.worker_lease_s}) is less than two heartbeat_s ({self.heartbeat_s})"
-            )
-        return self
 
     def check_shared(self, schedulers: int = 1) -> None:
         """Raise ConfigError for several schedulers, named or to be started, without a shared store."""
@@ -212,11 +222,6 @@ class HandoffSettings(Section):
     staging_mib: Positive | None = None
     """Memory for saved KV, in MiB per rank. If unset: half of the KV cache, or one prompt of max_model_len if
     that is more, but at most a quarter of the free /dev/shm."""
-    embeddings_mib: Positive | None = None
-    """Memory for images' embeddings, in MiB: an encode worker's, and as much for the unfinished requests of a
-    worker that gets them. If unset: 4 GiB, but at most a quarter of the free /dev/shm."""
-    pull_timeout_s: Seconds = 20.0
-    """Time limit for pulling a prompt's KV once the prompt is complete."""
     kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = "auto"
     """Data type in which a worker saves KV: auto is that of the cache; the others halve the bytes and lose
     precision (docs/handoff-wire.md). Workers can load all of them."""
@@ -240,10 +245,9 @@ class WorkerSettings(Section):
     listens on all addresses, the one from which it reaches the scheduler."""
     worker_id: str = ""
     """Unique name, by which a drain is remembered. By default role, host and process id."""
-    gang: str = ""
-    """Name of the worker's gang, if engine.data_parallel_size or engine.nodes is above 1."""
-    gang_rank: Count = 0
-    """Rank in the gang, from 0 (docs/gangs.md)."""
+    gang: str = Field("", pattern=r"^([^/]+(/\d{1,6})?)?$")
+    """The worker's gang and its rank there, as NAME/RANK with ranks from 0, if engine.data_parallel_size or
+    engine.nodes is above 1 (docs/gangs.md)."""
     metrics_port: Port = 0
     """Port of Prometheus metrics, on the host of worker.listen; 0 takes a free one on loopback."""
     cpu: str = ""
@@ -253,6 +257,14 @@ class WorkerSettings(Section):
     alarm (docs/observability.md)."""
     drain_timeout_s: Seconds = 60.0
     """Time limit for running requests after SIGTERM."""
+
+    @property
+    def gang_name(self) -> str:
+        return self.gang.partition("/")[0]
+
+    @property
+    def gang_rank(self) -> int:
+        return int(self.gang.partition("/")[2] or 0)
 
     @field_validator("advertise")
     @classmethod

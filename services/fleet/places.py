@@ -184,7 +184,7 @@ def members_of(place: str, settings: Settings) -> dict[str, Settings]:
     node = settings.fleet.node_rank if engine.nodes > 1 else 0
     found = {name: settings.model_copy(deep=True) for name in names_of(place, engine, node)}
     for rank, own in enumerate(found.values(), node * engine.local_members):
-        own.worker.gang, own.worker.gang_rank = ("", 0) if engine.members == 1 else (place, rank)
+        own.worker.gang = "" if engine.members == 1 else f"{place}/{rank}"
     return found
 
 

@@ -39,13 +39,13 @@ def gang_of(settings: Settings) -> scheduler_pb2.Gang | None:
         return None
     if not own.gang:
         raise ConfigError(
-            f"{why}, and this worker has no gang: name it with worker.gang (--gang) and its rank with "
-            "worker.gang_rank, or let `baton up` or `baton node` start its members"
+            f"{why}, and this worker has no gang: set worker.gang (--gang) to NAME/RANK, or let `baton up` "
+            "or `baton node` start its members"
         )
     if own.gang_rank >= size:
-        raise ConfigError(f"worker.gang_rank (value {own.gang_rank}): {why}: ranks are 0 to {size - 1}")
+        raise ConfigError(f"worker.gang (value {own.gang!r}): {why}: ranks are 0 to {size - 1}")
     return scheduler_pb2.Gang(
-        name=own.gang, rank=own.gang_rank // engine.spread, size=engine.data_parallel_size
+        name=own.gang_name, rank=own.gang_rank // engine.spread, size=engine.data_parallel_size
     )
 
 
@@ -89,7 +89,7 @@ class WorkerGang:
         """rung: see GangLink; leader_of: asks the scheduler; own_host: see the function."""
         own = settings.worker
         seat = Seat(
-            own.gang,
+            own.gang_name,
             own.gang_rank,
             settings.engine.members,
             identity.worker_id,

@@ -86,7 +86,8 @@ class Workload:
                 resource = source["resourceFieldRef"]["resource"].removeprefix("limits.")
                 found[one["name"]] = self.limit(resource)
             else:
-                found[one["name"]] = one.get("value", "")
+                given = one.get("value", "")
+                found[one["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], given)
         return found
 
     def limit(self, resource):

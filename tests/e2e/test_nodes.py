@@ -53,7 +53,7 @@ class Spread:
     def start_gang(self, gang, command):
         """Start a member on each host, as by hand."""
         for rank in (0, 1):
-            own = ("--gang", gang, "--gang-rank", str(rank), "--worker-id", f"{gang}.r{rank}")
+            own = ("--gang", f"{gang}/{rank}", "--worker-id", f"{gang}.r{rank}")
             forks_ranks = "--tensor-parallel-size" in command
             self.start(f"{gang}.r{rank}", rank, *command, *own, "--cpu", str(rank), forks_ranks=forks_ranks)
 

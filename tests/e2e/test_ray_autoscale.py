@@ -72,7 +72,7 @@ def up(tmp_path):
     }
     config = {
         "engine": {**ENGINE, "max_num_seqs": 4},
-        "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
+        "scheduler": {"worker_lease_s": 2.0},
         "router": {"port": port},
         "handoff": {"staging_mib": 64},
         "security": {"ca": str(tmp_path / "ca")},

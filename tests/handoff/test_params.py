@@ -39,7 +39,6 @@ def test_the_settings_are_the_connectors_configuration():
     [
         ({"host": "0.0.0.0"}, "host is 0.0.0.0, which others cannot dial"),
         ({"host": "::"}, "host is ::, which others cannot dial"),
-        ({"pull_timeout_s": 601.0}, "pull_timeout_s is 601.0; allowed: up to 600"),
     ],
 )
 def test_the_configuration_is_checked(changes, text):

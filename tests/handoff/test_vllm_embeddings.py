@@ -50,7 +50,7 @@ def engine(model):
 
 
 def encoding(model):
-    own = HandoffSettings(host="127.0.0.1", embeddings_mib=8, transports=["shm", "tcp"])
+    own = HandoffSettings(host="127.0.0.1", transports=["shm", "tcp"])
     config = own.model_dump(exclude={"enabled"}) | {"worker_id": "encoder", "lease_s": 0.0}
     changes = {
         "kv_transfer_config": None,

@@ -96,7 +96,7 @@ def tried(folder, arms, **environment):
     further = {entered.FILE: str(entries), **environment}
     os.environ |= further
     try:
-        with serving(folder, arms, ENGINE, START_S * PATIENCE, scheduler={"heartbeat_s": 0.2}) as served:
+        with serving(folder, arms, ENGINE, START_S * PATIENCE) as served:
             found = Trial(failed=served.failed)
             asyncio.run(_ask(served, found))
     finally:

@@ -138,7 +138,7 @@ async def test_topics_are_separate(redis, caplog):
 def test_baton_key_reads_the_password_from_a_file(redis, tmp_path):
     file = tmp_path / "password"
     file.touch(0o600)
-    place = ["--keys-store", f"{redis.url('baton-keys', '')}?password_file={file}", "--topic", TOPIC]
+    place = ["--keys-store", f"{redis.url('baton-keys', '')}&password_file={file}", "--topic", TOPIC]
 
     def run(*words):
         return CliRunner().invoke(app, ["key", *words, *place], catch_exceptions=False).output

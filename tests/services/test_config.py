@@ -96,7 +96,7 @@ def test_an_empty_section_is_the_default(yaml_file):
         ("scheduler: {policy: {pickr: a}}", ["scheduler.policy.pickr", "'picker'", "allowed: filters"]),
         ("tracing: {slow_ms: 2}", ["tracing.slow_ms is no longer set: it is twice slo.ttft_ms"]),
         ("scheduler: {topic: 'a b'}", ["scheduler.topic", "'a b'", "pattern"]),
-        ("scheduler: {heartbeat_s: 4}", ["worker_lease_s (5.0) is less than two heartbeat_s (4.0)"]),
+        ("scheduler: {heartbeat_s: 4}", ["scheduler.heartbeat_s is no longer set: it is a fifth of"]),
         ("router: [1, 2]", ["router is a section: it must be a mapping of keys (host, port, "]),
         ("router: {port: 1", ["is not valid YAML", "expected ',' or '}'"]),
         ("scheduler: {store: 'foo://x'}", ["use memory, redis://, redis+sentinel:// or redis+cluster://"]),
@@ -148,7 +148,7 @@ def test_a_misspelt_environment_variable_is_refused(monkeypatch, name, said):
         ("router: 'api_key: c4nary'", "router is a section"),
         ("router:\n  api_key:c4nary", "router is a section"),
         ("scheduler: {store: ['redis://:c4nary@host']}", "scheduler.store is not allowed"),
-        ("scheduler: {heartbeat_s: 4, store: 'redis://:c4nary@host'}", "less than two heartbeat_s"),
+        ("scheduler: {worker_lease_s: 0, store: 'redis://:c4nary@host'}", "scheduler.worker_lease_s"),
         (
             "scheduler: {store: 'redis://:c4nary@host?password_file=x'}",
             "scheduler.store is not allowed: a password and a password_file",

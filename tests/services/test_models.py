@@ -92,7 +92,7 @@ def test_each_model_has_its_own_scheduler_and_all_have_one_identity(config):
         ({"a": {"decode": -1}}, "models.a.decode"),
         ({"a": {"engine": {"served_model_name": "b"}}}, "models.a.engine.served_model_name: leave it out"),
         ({"a": {"router": {"port": 1}}}, "models.a.router.port is about the router's process"),
-        ({"a": {"scheduler": {"worker_lease_s": 0.1}}}, "less than two heartbeat_s"),
+        ({"a": {"scheduler": {"worker_lease_s": 0}}}, "models.a: scheduler.worker_lease_s"),
         ({"a/b": {}, "a-b": {}}, "'a/b' and 'a-b' both have 'a-b' as the name of processes"),
         (
             {"a": {}, "b": {"scheduler": {"address": "127.0.0.1:7400"}}},

@@ -21,7 +21,6 @@ SECRETS = {
     "nested": f"{MARK}-nested-value",
     "token": f"{'a' * 12}.{MARK.encode().hex():0<32}.{'b' * 64}",
     "file": f"{MARK}-from-a-file",
-    "keys file": f"{MARK}-from-a-second-file",
     "page": f"{MARK}-page-key",
     "header": f"{MARK}-tracing-key",
     "bearer": f"{MARK}-tracing-bearer",
@@ -64,7 +63,6 @@ def config(tmp_path, metrics):
         "router": {
             "api_key": SECRETS["api"],
             "port": metrics,
-            "keys_store": f"redis://127.0.0.1:{free_port()}/1?password_file={written('keys file')}",
         },
         "ops": {"key": f"file:{written('page')}"},
         "scheduler": {
@@ -129,6 +127,9 @@ def test_no_secret_is_in_it(config, tmp_path, monkeypatch):
         assert SECRETS[name] not in shown
     assert "%2Fstore" not in dump + shown
     assert SECRETS["token"].split(".")[1] not in shown
+    path = config["scheduler"]["store"].partition("password_file=")[2]
+    by_file = load({"router": {"keys_store": f"redis://127.0.0.1:1/0?password_file={path}"}})
+    assert SECRETS["file"] not in Hider.of(by_file, {}).hide(everything)
 
 
 def test_it_is_not_written_through_a_link(tmp_path):

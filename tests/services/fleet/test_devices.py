@@ -92,7 +92,7 @@ def test_a_node_runs_all_workers_of_a_gang():
     orders = _ordered(own, Fleet(1, 1, 0))
     assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in orders] == ["0,1", "2,3", "4,5"]
     assert [one.name.rpartition("-")[2] for one in orders] == ["0", "0.r0", "0.r1"]
-    gangs = {(one.tree.worker.gang, one.tree.worker.gang_rank) for one in orders[1:]}
+    gangs = {(one.tree.worker.gang_name, one.tree.worker.gang_rank) for one in orders[1:]}
     place = orders[1].name.removesuffix(".r0")
     assert gangs == {(place, 0), (place, 1)}
 

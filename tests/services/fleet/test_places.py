@@ -197,7 +197,7 @@ def test_a_place_has_all_workers_of_a_gang(tmp_path):
 
     (places,) = places_of([Plan(settings, ["prefill", "decode", "decode"])], make)
     assert places.names == ["prefill-0", "decode-0", "decode-1"]
-    members = {name: (one.worker.gang, one.worker.gang_rank) for name, one in seen.items()}
+    members = {name: (one.worker.gang_name, one.worker.gang_rank) for name, one in seen.items()}
     assert members == {
         "prefill-0": ("", 0),
         "decode-0.r0": ("decode-0", 0),
@@ -231,5 +231,5 @@ def test_each_machine_has_its_members(engine, first, second):
         settings = load({"engine": engine, "fleet": {"node_rank": node_rank}, "worker": {"gang": "given"}})
         found = members_of("p", settings)
         assert list(found) == expected
-        gangs = {(one.worker.gang, f"p.r{one.worker.gang_rank}") for one in found.values()}
+        gangs = {(one.worker.gang_name, f"p.r{one.worker.gang_rank}") for one in found.values()}
         assert gangs == ({("", "p.r0")} if expected == ["p"] else {("p", name) for name in expected})

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from baton.handoff.save import sizing
 from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc
 from baton.protos.scheduler_pb2 import ROLE_ENCODE, ROLE_MIXED
@@ -51,7 +52,9 @@ def workers(tmp_path_factory):
 def started(one):
     # what an encode worker leaves out of engine.*
     of_others = {"tensor_parallel_size": 2, "speculative_config": {"method": "ngram", **MODEL.spec}}
-    encoder = one.start("encode", engine=of_others, handoff={"embeddings_mib": 4})
+    encoder = one.start(
+        "encode", engine=of_others, constants={f"{sizing.__name__}:EMBEDDINGS_BYTES": 4 << 20}
+    )
     mixed = one.start("mixed", handoff={"enabled": False})
     for worker in (encoder, mixed):
         eventually(worker.serving, 120, f"{worker.name} serves")

@@ -15,7 +15,7 @@ from baton.services.config import SchedulerSettings
 from baton.services.tenants.model import ApiKey, digest
 from harness.fake_worker import MODEL, FakeWorker, Seen, answer
 from harness.router import Members
-from harness.scheduling import until
+from harness.scheduling import until, usual
 from harness.support import eventually, free_port, listening
 
 START_S = 60.0
@@ -56,7 +56,7 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def scheduler(self):
-        settings = SchedulerSettings(address=f"127.0.0.1:{self.scheduler_port}", **SCHEDULER)
+        settings = usual(address=f"127.0.0.1:{self.scheduler_port}", **SCHEDULER)
         async with SchedulerServer(settings) as server:
             members = Members(server.address)
             try:

@@ -48,7 +48,7 @@ async def test_a_full_house_is_503_after_a_wait(members, http, stream):
     assert int(got.headers["retry-after"]) >= 1
     said = got.json()["error"]["message"]
     assert f"no room within {MAX_WAIT_S:g} s (router.max_wait_s)" in said
-    assert "1 of 1 requests: engine.max_num_seqs, scheduler.max_queue_factor" in said
+    assert "1 of 1 requests: engine.max_num_seqs" in said
 
 
 async def sequences(http, asked):
