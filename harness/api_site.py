@@ -35,9 +35,11 @@ SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "idle_decode_tokens": 0}
 
 def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
     """Run a router that refreshes its view of the workers often. Called in the forked process."""
+    from baton.services.config import router
     from baton.services.router import cluster
 
     cluster.FRESH_S = 0.05
+    router.WAIT_SHARE = router.REPLACE_SHARE = 1 / 600
     forked.run("router", settings, environment=environment)
 
 
@@ -90,7 +92,7 @@ class ApiSite:
                 **(engine or {}),
             },
             "scheduler": {"address": f"127.0.0.1:{self.scheduler_port}"},
-            "router": {"port": self.port, "max_wait_s": 1.0, "replace_wait_s": 1.0, **router},
+            "router": {"port": self.port, **router},
         }
         self._stack = contextlib.AsyncExitStack()
 

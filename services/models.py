@@ -19,10 +19,7 @@ from baton.services.errors import ConfigError
 
 FLAG = "--of-model"
 # Keys of `router` about requests to one model; the others are about the router's process.
-_ROUTER = (
-    *("chat_template", "flush_ms", "frontend", "max_wait_s", "max_waiting", "replace_wait_s"),
-    "request_timeout_s",
-)
+_ROUTER = ("chat_template", "flush_ms", "frontend", "max_waiting", "request_timeout_s")
 _SECTIONS = ("engine", "scheduler", "worker", "handoff", "autoscale", "slo", "router")
 _NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9._-]")
 

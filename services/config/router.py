@@ -20,6 +20,8 @@ from baton.services.config.fields import (
     one_password,
 )
 
+WAIT_SHARE, REPLACE_SHARE = 0.5, 0.1  # of request_timeout_s
+
 
 class MediaSettings(Section):
     """Images in requests (docs/images.md)."""
@@ -63,19 +65,14 @@ class RouterSettings(Section):
     """Port of /metrics, without a key, on router.host; 0 takes a free one on loopback. Several processes take
     consecutive ports."""
     request_timeout_s: Seconds = 600.0
-    """Time limit for a request. Clients may set a shorter one in `X-Request-Timeout` (seconds)."""
+    """Time limit for a request. Clients may set a shorter one in `X-Request-Timeout` (seconds). A request
+    waits for half of it at most for room on the workers, and after a failure for a tenth for another one;
+    then it gets 503."""
     max_waiting: Count = 2048
     """Maximum number of requests that wait for room on the workers; further ones get 503. 0: no request
     waits."""
-    max_wait_s: Seconds = 300.0
-    """Longest wait for room on the workers; then the request gets 503."""
     drain_timeout_s: Seconds = 10.0
     """Time limit for running requests after SIGTERM."""
-    replace_wait_s: Seconds = 60.0
-    """Longest wait for another worker after a failure."""
-    journal_mib: Positive = 256
-    """Memory for the state from which requests can continue on another worker, without images; beyond it
-    requests get 503."""
     max_body_mib: Annotated[int, Field(ge=1, le=1024)] = 8
     """Largest request body, in MiB; a larger one gets 413."""
     media: MediaSettings = Field(default_factory=MediaSettings)
@@ -93,6 +90,16 @@ class RouterSettings(Section):
     """Tokens of a stream are sent together at this interval, except the first and last, to save CPU."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Log level of the HTTP server; info logs every request (docs/observability.md)."""
+
+    @property
+    def max_wait_s(self) -> float:
+        """Longest wait for room on the workers."""
+        return self.request_timeout_s * WAIT_SHARE
+
+    @property
+    def replace_wait_s(self) -> float:
+        """Longest wait for another worker after a failure."""
+        return self.request_timeout_s * REPLACE_SHARE
 
     @property
     def has_tenants(self) -> bool:
@@ -113,9 +120,10 @@ class RouterSettings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RouterSettings:
-        for field in ("max_connections", "journal_mib"):
-            if getattr(self, field) < self.processes:
-                raise ValueError(f"{field} is divided among the processes: it must be at least their number")
+        if self.max_connections < self.processes:
+            raise ValueError(
+                "max_connections is divided among the processes: it must be at least their number"
+            )
         if self.metrics_port + self.processes > 1 << 16:
             raise ValueError("metrics_port is the first of one port per process: choose a lower one")
         if self.api_key and self.has_tenants:

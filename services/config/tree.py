@@ -43,10 +43,13 @@ GONE = {
     "router.api_key_file": "set router.api_key to file:PATH",
     "router.enable_force_include_usage": "set router.frontend.enable_force_include_usage",
     "router.enable_prompt_tokens_details": "set router.frontend.enable_prompt_tokens_details",
+    "router.journal_mib": "it is a 64th of the machine's memory, and at least 256",
     "router.keys_store_password_file": "append ?password_file=PATH to router.keys_store",
     "router.max_attempts": "it is 4",
     "router.max_sequences": "it is 256",
+    "router.max_wait_s": "it is half of router.request_timeout_s",
     "router.metrics_open": "read the metrics from router.metrics_port, which needs no key",
+    "router.replace_wait_s": "it is a tenth of router.request_timeout_s",
     "router.slow_client_s": "it is 30",
     "scheduler.heartbeat_s": "it is a fifth of scheduler.worker_lease_s",
     "scheduler.max_queue_factor": "it is 1.25",
@@ -83,7 +86,7 @@ class ModelSettings(Section):
     autoscale: dict[str, Any] = Field(default_factory=dict)
     slo: dict[str, Any] = Field(default_factory=dict)
     router: dict[str, Any] = Field(default_factory=dict)
-    """Only chat_template, flush_ms, frontend, max_wait_s, max_waiting, replace_wait_s, request_timeout_s."""
+    """Only chat_template, flush_ms, frontend, max_waiting, request_timeout_s."""
 
 
 class Settings(BaseModel):

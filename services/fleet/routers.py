@@ -24,7 +24,7 @@ from baton.services.models import Model, models_of
 from baton.services.router import app
 
 log = logging.getLogger(__name__)
-_DIVIDED = ("max_waiting", "max_connections", "journal_mib")  # limits divided among the processes
+_DIVIDED = ("max_waiting", "max_connections")  # limits divided among the processes
 
 
 def run_routers(settings: Settings, models: Sequence[Model] | None = None) -> None:

@@ -39,7 +39,7 @@ from baton.services.router.media.door import MediaDoor
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.ops.page import PageDoor, live_page
 from baton.services.router.served import Shared, served
-from baton.services.router.state import Journal
+from baton.services.router.state import Journal, journal_bytes
 from baton.services.router.tenancy import open_tenancy
 from baton.services.router.vllm import frontend
 from baton.services.router.vllm.frontend_args import comment_s
@@ -116,7 +116,7 @@ def _shared(settings: Settings, router_id: str) -> Shared:
         traces = Traces(settings.tracing, open_exporter(settings.tracing), router_id, slow_s=slow_s)
     metrics = RouterMetrics()
     images = ImageBudget(budget_bytes(settings.router.processes))
-    journal = Journal(settings.router.journal_mib << 20, images)
+    journal = Journal(journal_bytes(settings.router.processes), images)
     metrics.journal_bytes.set_function(lambda: journal.size + images.size)
     return Shared(
         router_id, metrics, EngineMetrics(), journal, Chronicle(metrics, traces), Classes(settings.classes)
