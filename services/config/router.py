@@ -13,7 +13,6 @@ from baton.services.config.fields import (
     Address,
     Count,
     Port,
-    Positive,
     Seconds,
     Secret,
     Section,
@@ -78,10 +77,6 @@ class RouterSettings(Section):
     media: MediaSettings = Field(default_factory=MediaSettings)
     """Images: maximum number and pixels per request, and hosts from which they are fetched by URL
     (docs/images.md, docs/security.md)."""
-    max_connections: Positive = 4096
-    """Maximum number of client connections; requests on further ones get 503."""
-    keep_alive_s: Seconds = 120.0
-    """Idle connections are closed after this long; proxies should close theirs sooner (docs/proxies.md)."""
     chat_template: str = ""
     """Chat template, as a file or text; the model's own by default (docs/frontend.md)."""
     frontend: dict[str, Any] = Field(default_factory=dict)
@@ -120,10 +115,6 @@ class RouterSettings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RouterSettings:
-        if self.max_connections < self.processes:
-            raise ValueError(
-                "max_connections is divided among the processes: it must be at least their number"
-            )
         if self.metrics_port + self.processes > 1 << 16:
             raise ValueError("metrics_port is the first of one port per process: choose a lower one")
         if self.api_key and self.has_tenants:

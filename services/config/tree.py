@@ -33,19 +33,27 @@ GONE = {
     "autoscale.min_encode": "set autoscale.encode to MIN-MAX",
     "autoscale.min_prefill": "set autoscale.prefill to MIN-MAX",
     "engine.block_size": "set engine.extra.block_size",
+    "engine.images": "set engine.extra.language_model_only to true",
     "engine.lora.max_lora_rank": "it follows from the adapters",
+    "engine.served_model_aliases": "set engine.served_model_name to a list of names",
     "engine.seed": "set engine.extra.seed",
     "handoff.chunk_mib": "it is 4",
     "handoff.embeddings_mib": "it is 4096, or a quarter of the free /dev/shm if that is less",
     "handoff.lease_s": "it is six times scheduler.worker_lease_s",
     "handoff.pull_timeout_s": "it is 20, and 1 more per 4,000 tokens of the prompt",
+    **dict.fromkeys(
+        (f"models.NAME.{role}" for role in ("prefill", "decode", "mixed", "encode")),
+        "set models.NAME.workers, as {prefill: 1, decode: 1}",
+    ),
     "ops.key_file": "set ops.key to file:PATH",
     "router.api_key_file": "set router.api_key to file:PATH",
     "router.enable_force_include_usage": "set router.frontend.enable_force_include_usage",
     "router.enable_prompt_tokens_details": "set router.frontend.enable_prompt_tokens_details",
     "router.journal_mib": "it is a 64th of the machine's memory, and at least 256",
+    "router.keep_alive_s": "it is 620",
     "router.keys_store_password_file": "append ?password_file=PATH to router.keys_store",
     "router.max_attempts": "it is 4",
+    "router.max_connections": "it is 4096 for each of router.processes",
     "router.max_sequences": "it is 256",
     "router.max_wait_s": "it is half of router.request_timeout_s",
     "router.metrics_open": "read the metrics from router.metrics_port, which needs no key",
@@ -69,14 +77,9 @@ GONE = {
 class ModelSettings(Section):
     """One of several models behind one router: its workers, and settings that differ from the top level."""
 
-    prefill: Count | None = None
-    """Prefill workers of `baton up`; 1 if unset, or 0 with mixed ones."""
-    decode: Count | None = None
-    """Decode workers of `baton up`; 1 if unset, or 0 with mixed ones."""
-    mixed: Count = 0
-    """Mixed workers of `baton up`."""
-    encode: Count = 0
-    """Encode workers of `baton up` (docs/images.md)."""
+    workers: dict[Literal["prefill", "decode", "mixed", "encode"], Count] = Field(default_factory=dict)
+    """Workers of `baton up` by role: prefill, decode, mixed and encode (docs/images.md). If unset, there are
+    one prefill and one decode worker, or none with mixed ones."""
     engine: dict[str, Any] = Field(default_factory=dict, repr=False)
     scheduler: dict[str, Any] = Field(default_factory=dict, repr=False)
     """By default, topic is the top level's, a dot and the model's name; ports are the top level's, plus 1 for
@@ -158,6 +161,7 @@ def suggest(word: str, allowed: list[str]) -> str:
 def unknown(path: Sequence[str], tree: type[Settings] = Settings) -> str:
     """Return an error for an unknown key, or for one of an earlier version."""
     name = ".".join(path)
-    if name in GONE:
-        return f"{name} is no longer set: {GONE[name]}"
+    known = ".".join(("models.NAME", *path[2:])) if path[0] == "models" else name
+    if known in GONE:
+        return f"{name} is no longer set: {GONE[known]}"
     return f"unknown key {name!r}{suggest(path[-1], keys(*path[:-1], tree=tree))}"

@@ -38,10 +38,9 @@ class EngineSettings(Section):
 
     model: str = ""
     """Model: a folder in Hugging Face's layout, or a name on its hub."""
-    served_model_name: str = ""
-    """Model name in the API; by default the name or folder of the model."""
-    served_model_aliases: list[str] = Field(default_factory=list)
-    """Further names that requests may use for the model."""
+    served_model_name: list[str] = Field(default_factory=list)
+    """Model name in the API, and further names that requests may use, with commas; by default the name or
+    folder of the model."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of weights and KV cache; the model's own by default."""
     max_model_len: Annotated[int, Field(ge=16)] | None = None
@@ -67,8 +66,6 @@ class EngineSettings(Section):
     """Each rank of a worker or gang has its own experts, instead of a part of every expert."""
     enable_prefix_caching: bool = True
     """Reuse the KV of prompts with the same beginning."""
-    images: bool = True
-    """Serve images, if the model takes them. If false, its vision tower is not loaded."""
     tool_call_parser: str | None = None
     """vLLM's parser of tool calls, e.g. hermes."""
     reasoning_parser: str = ""
@@ -80,6 +77,11 @@ class EngineSettings(Section):
     """LoRA adapters (docs/adapters.md). The flag replaces the whole value; 'none' turns them off."""
     extra: dict[str, Any] = Field(default_factory=dict, repr=False)  # may hold a Hugging Face token
     """Other engine arguments, by vLLM's names (AsyncEngineArgs)."""
+
+    @property
+    def images(self) -> bool:
+        """Whether images are served, if the model takes them. If not, its vision tower is not loaded."""
+        return not self.extra.get("language_model_only")
 
     @property
     def ranks(self) -> int:
@@ -111,6 +113,11 @@ class EngineSettings(Section):
         """Whether each machine gets an equal part."""
         fewer, more = sorted((self.data_parallel_size, self.nodes))
         return more % fewer == 0 and self.ranks % self.spread == 0
+
+    @field_validator("served_model_name", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) and value else value or []
 
     @field_validator("speculative_config", "lora", mode="before")
     @classmethod

@@ -44,7 +44,7 @@ def findings(settings: Settings, *, runs: bool) -> Iterator[Finding]:
         yield one
         if one.area == "shared memory" and needs.uses_shm:
             yield _segment()
-    for one in judge(HERE, seen, torch, Needs.of_router(settings)):
+    for one in judge(HERE, seen, torch, Needs.of_router()):
         if one.area == "file descriptors":
             yield replace(one, subject="a router here")
     yield from _ports(settings)

@@ -118,8 +118,8 @@ def started(settings: Settings, fleet: Fleet | None) -> list[Started]:
     """
     if settings.models and fleet is not None:
         raise ConfigError(
-            "the configuration has several models: set the numbers of workers there, as models.NAME.prefill, "
-            "decode, mixed and encode, and name schedulers in models.NAME.scheduler.address"
+            "the configuration has several models: set the numbers of workers in models.NAME.workers, "
+            "and name schedulers in models.NAME.scheduler.address"
         )
     return [_started(one, fleet) for one in models_of(settings)]
 
@@ -128,7 +128,11 @@ def _started(model: Model, fleet: Fleet | None) -> Started:
     if (entry := model.entry) is None:
         return Started(model, fleet or Fleet.of(None, None, 0))
     schedulers = len(model.settings.scheduler.address.split(","))
-    return Started(model, Fleet.of(entry.prefill, entry.decode, entry.mixed, schedulers, entry.encode))
+    own = entry.workers
+    fleet = Fleet.of(
+        own.get("prefill"), own.get("decode"), own.get("mixed", 0), schedulers, own.get("encode", 0)
+    )
+    return Started(model, fleet)
 
 
 def _check(settings: Settings, whole: Sequence[Started]) -> None:

@@ -92,7 +92,7 @@ class ClusterSettings(Settings):
         if loading.model_id or loading.model_source:
             values |= {
                 "model": loading.model_source or loading.model_id,
-                "served_model_name": loading.model_id,
+                "served_model_name": [loading.model_id],
             }
         for given, value in group.engine_kwargs.items():
             if given in _DONE_HERE:
@@ -244,7 +244,7 @@ class ClusterSettings(Settings):
             if role in SIDES and not self.deploying(role).initial:
                 raise ConfigError(f"{role}_config.deployment_config: at least one worker is needed to start")
             self._check_gpus(role, engine)
-            names.add((engine.model, engine.served_model_name))
+            names.add((engine.model, *engine.served_model_name))
         if len(names) > 1:
             sections = " and ".join(f"{role}_config" for role in there)
             raise ConfigError(f"{sections} name different models: give them the same one")

@@ -42,7 +42,7 @@ def test_mixed_workers_hand_over_where_baton_node_runs_the_rest_of_their_gang(no
             r"^engine\.nodes .* with worker\.gang \(value 'east'\): .*`baton node`",
         ),
         (
-            {"models": {"one": {"mixed": 1}}},
+            {"models": {"one": {"workers": {"mixed": 1}}}},
             r"^models\.one: engine\.nodes is above 1 with several models: .*`baton node`",
         ),
         ({"autoscale": {"mode": "on"}}, r"^engine\.nodes is above 1, and the other machines get no orders"),
