@@ -41,7 +41,7 @@ class HandoffConfig:
         config = cls(**extra)
         if is_wildcard(config.published_host):
             raise HandoffError(
-                f"handoff.host is {config.host}, which others cannot dial; set worker.advertise"
+                f"handoff.listen: the host is {config.host}, which others cannot dial; set worker.advertise"
             )
         return config
 

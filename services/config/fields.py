@@ -29,8 +29,7 @@ SECRET = {
     ("router", "keys_store"),
     ("scheduler", "store"),
     ("engine", "extra"),
-    ("fleet", "prefill_engine"),
-    ("fleet", "decode_engine"),
+    ("fleet", "engines"),
     ("security", "token"),
     ("ops", "key"),
 }

@@ -37,9 +37,13 @@ GONE = {
     "engine.lora.max_lora_rank": "it follows from the adapters",
     "engine.served_model_aliases": "set engine.served_model_name to a list of names",
     "engine.seed": "set engine.extra.seed",
+    "fleet.decode_engine": "set fleet.engines to {decode: ...}",
+    "fleet.prefill_engine": "set fleet.engines to {prefill: ...}",
     "handoff.chunk_mib": "it is 4",
     "handoff.embeddings_mib": "it is 4096, or a quarter of the free /dev/shm if that is less",
+    "handoff.host": "set handoff.listen to HOST:PORT",
     "handoff.lease_s": "it is six times scheduler.worker_lease_s",
+    "handoff.port": "set handoff.listen to HOST:PORT",
     "handoff.pull_timeout_s": "it is 20, and 1 more per 4,000 tokens of the prompt",
     **dict.fromkeys(
         (f"models.NAME.{role}" for role in ("prefill", "decode", "mixed", "encode")),

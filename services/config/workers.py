@@ -220,12 +220,10 @@ class HandoffSettings(Section):
     transports: Annotated[list[TransportName], Field(min_length=1)] | None = None
     """Transports that a worker offers, in order of preference. If unset: shm, nixl where it is usable, and
     tcp (docs/handoff-wire.md)."""
-    host: str = ""
-    """Address on which KV is served; by default that of worker.listen. If it is unset, 0.0.0.0 or ::, other
-    workers use the host that the worker advertises."""
-    port: Port = 0
-    """First TCP port on which KV is served; each rank takes two, up to port + 2 * engine.tensor_parallel_size
-    * engine.pipeline_parallel_size - 1. 0 takes free ones."""
+    listen: Address = ""
+    """host:port on which KV is served; by default the host of worker.listen and free ports. Other workers use
+    the host that the worker advertises if this one is unset, 0.0.0.0 or [::]. Each rank takes two ports, from
+    port to port + 2 * engine.tensor_parallel_size * engine.pipeline_parallel_size - 1; with 0 free ones."""
     staging_mib: Positive | None = None
     """Memory for saved KV, in MiB per rank. If unset: half of the KV cache, or one prompt of max_model_len if
     that is more, but at most a quarter of the free /dev/shm."""
@@ -233,13 +231,18 @@ class HandoffSettings(Section):
     """Data type in which a worker saves KV: auto is that of the cache; the others halve the bytes and lose
     precision (docs/handoff-wire.md). Workers can load all of them."""
 
-    @field_validator("host")
-    @classmethod
-    def _is_a_host(cls, value: str) -> str:
-        host, port = addresses.split(value) if value else ("", 0)
-        if port:
-            raise ValueError("a host without a port; the port is handoff.port")
-        return host
+    @property
+    def host(self) -> str:
+        return addresses.split(self.listen)[0] if self.listen else ""
+
+    @property
+    def port(self) -> int:
+        return addresses.split(self.listen)[1] if self.listen else 0
+
+    @property
+    def connector(self) -> dict[str, Any]:
+        """The values for HandoffConfig."""
+        return self.model_dump(exclude={"enabled", "listen"}) | {"host": self.host, "port": self.port}
 
 
 class WorkerSettings(Section):
@@ -325,7 +328,5 @@ class FleetSettings(Section):
     CUDA_VISIBLE_DEVICES or from all."""
     node_rank: Count = 0
     """The number of this machine among the engine.nodes machines of each worker or gang, from 0."""
-    prefill_engine: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """Keys of `engine` that differ for prefill workers, such as data_parallel_size."""
-    decode_engine: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """Keys of `engine` that differ for decode workers."""
+    engines: dict[Literal["prefill", "decode"], dict[str, Any]] = Field(default_factory=dict, repr=False)
+    """Keys of `engine` that differ for prefill or decode workers, as {decode: {data_parallel_size: 8}}."""

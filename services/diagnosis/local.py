@@ -117,7 +117,7 @@ def _configured(settings: Settings) -> Iterator[tuple[str, str, int]]:
     yield "worker.listen", worker, port
     yield "worker.metrics_port", worker, settings.worker.metrics_port
     for port in of_worker(settings.handoff.port, settings.engine.ranks):
-        yield "handoff.port", settings.handoff.host or worker, port
+        yield "handoff.listen", settings.handoff.host or worker, port
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:

@@ -6,10 +6,9 @@ every worker that should run, so the next order makes up for a lost one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import Any
 
 from baton.services.config import EngineSettings, Settings, laid_over
 from baton.services.fleet import devices
@@ -35,17 +34,17 @@ class Plan:
         """Return the settings of a role's workers. Raises ConfigError."""
         if role == ENCODE.name:
             return encoder_settings(self.settings)
-        values = self._own_engines.get(role)
+        values = self.settings.fleet.engines.get(role)  # type: ignore[call-overload]
         if not values:
             return self.settings
         own = self.settings.model_copy(deep=True)
-        own.engine = laid_over(own.engine, values, "engine", f"fleet.{role}_engine")
+        own.engine = laid_over(own.engine, values, "engine", f"fleet.engines.{role}")
         return own
 
     @property
     def sides_differ(self) -> bool:
         """Whether a role has an engine of its own. If so, each place belongs to one role."""
-        return any(self._own_engines.values())
+        return any(self.settings.fleet.engines.values())
 
     def further(self) -> list[str]:
         """Return a role for each place beyond the first workers', if there are devices for it.
@@ -61,11 +60,6 @@ class Plan:
             return encode + [""] * (sum(most.values()) - sum(role in most for role in self.roles))
         more = ([role] * (number - self.roles.count(role)) for role, number in most.items())
         return encode + [role for pair in zip_longest(*more) for role in pair if role]
-
-    @property
-    def _own_engines(self) -> dict[str, Mapping[str, Any]]:
-        fleet = self.settings.fleet
-        return {"prefill": fleet.prefill_engine, "decode": fleet.decode_engine}
 
 
 def places_of(

@@ -177,7 +177,7 @@ def _check_model(one: Started) -> None:
     settings.scheduler.check_shared(fleet.schedulers)
     identities.check(settings)
     if settings.scheduler.rebalance_after_s and Plan(settings, fleet.roles).sides_differ:
-        raise ConfigError("scheduler.rebalance_after_s: leave out fleet.prefill_engine and decode_engine")
+        raise ConfigError("scheduler.rebalance_after_s: leave out fleet.engines")
     if goals_of(settings).mode != "off" and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
     if any(engine.nodes > 1 for engine in engines):

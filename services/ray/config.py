@@ -37,8 +37,7 @@ TYPE_SHARE = 0.001  # amount of `accelerator_type:` that a worker requests; the 
 _DONE_HERE = ("kv_transfer_config", "distributed_executor_backend", "data_parallel_backend")
 # Keys of `fleet` that have other names on Ray, or do not apply there.
 _ELSEWHERE = {
-    "prefill_engine": "it is prefill_config.engine_kwargs",
-    "decode_engine": "it is decode_config.engine_kwargs",
+    "engines": "they are prefill_config.engine_kwargs and decode_config.engine_kwargs",
     "node_rank": "Ray chooses the nodes",
 }
 # vLLM's names of Baton's own keys.

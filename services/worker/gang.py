@@ -63,14 +63,14 @@ async def own_host(settings: Settings, kv_host: str) -> str:
     except OSError as error:
         raise StartError(
             f"ranks on other machines could not reach this one: {kv_host!r} has no address ({error}); set "
-            "worker.advertise or handoff.host to one"
+            "worker.advertise or handoff.listen to one"
         ) from None
     own = str(found[0][4][0])
     schedulers = (addresses.split(one)[0] for one in settings.scheduler.address.split(","))
     if ipaddress.ip_address(own).is_loopback and not all(map(only_from_here, schedulers)):
         raise StartError(
             f"worker.listen (value {settings.worker.listen!r}): ranks on other machines cannot reach those "
-            f"here at {own}: set worker.listen to 0.0.0.0:0, and handoff.host and worker.advertise, if at "
+            f"here at {own}: set worker.listen to 0.0.0.0:0, and handoff.listen and worker.advertise, if at "
             "all, to an address that they can reach"
         )
     network_of(own)

@@ -297,7 +297,7 @@ class Node:
 
     def _bind(self, server: grpc.aio.Server) -> int:
         listen = addresses.join(*addresses.split(self._settings.worker.listen))
-        rpc.check_exposure("handoff.host", self._settings.handoff.host or "127.0.0.1")
+        rpc.check_exposure("handoff.listen", self._settings.handoff.host or "127.0.0.1")
         port = rpc.listen(server, "worker.listen", listen)
         if not port:
             raise StartError(

@@ -128,7 +128,7 @@ class Workload:
             return list(self.ports.values())
         if self.kind == "ca":
             return [addresses.split(self.listens[0])[1]]
-        if setting == "handoff.port":
+        if setting == "handoff.listen":
             return self.handoff_ports
         section, _, key = setting.partition(".")
         value = getattr(getattr(self.settings, section), key)

@@ -36,7 +36,8 @@ from tests.deploy.network_policies import matches
 
 OVERLAYS = ("cpu", "gpu", "lws")
 VERSIONS = ("1.30", "1.37")  # the oldest in docs/clusters.md, and the newest known
-OTHER_VARIABLES = {"HF_HUB_OFFLINE", "OMP_NUM_THREADS"}  # read by Baton's libraries
+# Read by Baton's libraries, or parts of other variables.
+OTHER_VARIABLES = {"HF_HUB_OFFLINE", "OMP_NUM_THREADS", "GROUP", "GROUP_RANK"}
 KUBELET_GRACE_S = 15.0  # time that a process has to end after its drain
 HOME = f"/home/{dockerfile.user()}"
 HEALTH_CHECK = f"{dockerfile.workdir()}/deploy/healthcheck.py"

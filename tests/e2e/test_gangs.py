@@ -69,7 +69,7 @@ def case(tmp_path_factory):
 
 @pytest.mark.timeout(300)
 def test_gangs_over_tls_answer_like_one_engine_and_come_back(case, tmp_path):
-    fleet = {"prefill_engine": GANG, "decode_engine": GANG}
+    fleet = {"engines": {"prefill": GANG, "decode": GANG}}
     security = {"tls": True, "ca": str(tmp_path / "ca")}
     with case.deployment(tmp_path / "up", fleet=fleet, security=security, constants=QUICK) as one:
         one.up(1, 1, 0)
@@ -115,7 +115,7 @@ def test_a_second_gang_comes_and_goes_with_the_load(case, tmp_path):
         "scheduler": {"worker_lease_s": 2.0},
         "autoscale": {"mode": "on", "prefill": "1-1", "decode": "1-2"},
         "constants": {"baton.services.fleet.goals:DOWN_AFTER_S": 3.0},
-        "fleet": {"decode_engine": {**GANG, "max_num_seqs": 4}},
+        "fleet": {"engines": {"decode": {**GANG, "max_num_seqs": 4}}},
     }
     with case.deployment(tmp_path / "up", **config) as one:
         one.up(1, 1, 0)

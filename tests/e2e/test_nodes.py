@@ -95,8 +95,10 @@ def spread(folder, model):
         config = {
             "engine": engine | {"max_model_len": 1024, "max_num_seqs": 16, "kv_cache_gib": 0.25},
             "fleet": {
-                "prefill_engine": {"tensor_parallel_size": 2},
-                "decode_engine": {"data_parallel_size": 2, "expert_parallel": True},
+                "engines": {
+                    "prefill": {"tensor_parallel_size": 2},
+                    "decode": {"data_parallel_size": 2, "expert_parallel": True},
+                },
             },
             "scheduler": {"address": f"{hosts[0].address}:7400"},
             "router": {"host": hosts[0].address, "port": 8000},

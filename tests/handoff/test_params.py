@@ -24,7 +24,7 @@ def test_wishes_are_found_in_their_parameters():
 
 def config(**changes):
     """Return the configuration that a worker makes from its settings, with these changes."""
-    settings = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
+    settings = HandoffSettings(listen="127.0.0.1:0").connector
     return HandoffConfig.from_extra_config({"worker_id": "w", **settings, **changes})
 
 

@@ -103,7 +103,7 @@ async def test_by_joining_and_again_from_what_is_kept(ca, tmp_path):
     [
         ("scheduler.address", "scheduler", {"address": "0.0.0.0:7400"}),
         ("worker.listen", "worker", {"listen": "[::]:0"}),
-        ("handoff.host", "handoff", {"host": "10.0.0.5"}),
+        ("handoff.listen", "handoff", {"listen": "10.0.0.5:0"}),
     ],
 )
 def test_what_would_listen_in_plain_text_is_named(key, section, values):

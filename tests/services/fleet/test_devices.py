@@ -88,7 +88,7 @@ def test_a_node_shares_gpus_as_a_deployment_does():
 
 def test_a_node_runs_all_workers_of_a_gang():
     own = settings([], tensor_parallel_size=2)
-    own.fleet.decode_engine = {"data_parallel_size": 2}
+    own.fleet.engines = {"decode": {"data_parallel_size": 2}}
     orders = _ordered(own, Fleet(1, 1, 0))
     assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in orders] == ["0,1", "2,3", "4,5"]
     assert [one.name.rpartition("-")[2] for one in orders] == ["0", "0.r0", "0.r1"]

@@ -169,7 +169,9 @@ def test_an_ordered_worker_that_cannot_start_does_not_end_the_others(fleet):
 def test_places_of_sides_that_differ_belong_to_one(fleet):
     engine = {"data_parallel_size": 2}
     (one,) = fleet.of(
-        Settings(autoscale={"mode": "on", "prefill": "1-3", "decode": "1-2"}, fleet={"decode_engine": engine})
+        Settings(
+            autoscale={"mode": "on", "prefill": "1-3", "decode": "1-2"}, fleet={"engines": {"decode": engine}}
+        )
     )
     assert one.owners == {
         "prefill-0": "prefill",
@@ -184,7 +186,7 @@ def test_places_of_sides_that_differ_belong_to_one(fleet):
 
 
 def test_a_place_has_all_workers_of_a_gang(tmp_path):
-    settings = Settings(fleet={"decode_engine": {"data_parallel_size": 2}})
+    settings = Settings(fleet={"engines": {"decode": {"data_parallel_size": 2}}})
     seen = {}
     where = {}
 

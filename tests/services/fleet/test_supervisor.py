@@ -82,7 +82,7 @@ def test_sides_with_engines_of_their_own_do_not_rebalance():
     rebalanced = settings(
         engine={"model": str(MODEL)},
         scheduler={"rebalance_after_s": 5.0},
-        fleet={"decode_engine": {"kv_cache_gib": 1.0}},
+        fleet={"engines": {"decode": {"kv_cache_gib": 1.0}}},
     )
-    with pytest.raises(ConfigError, match=r"rebalance_after_s: leave out fleet\.prefill_engine"):
+    with pytest.raises(ConfigError, match=r"rebalance_after_s: leave out fleet\.engines"):
         _check(rebalanced, started(rebalanced, Fleet(1, 1, 0)))

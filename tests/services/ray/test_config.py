@@ -25,7 +25,7 @@ def test_engine_kwargs_lie_over_the_engine_section_of_each_side():
     settings = read(cluster({"engine_kwargs": kwargs}, engine={"max_num_seqs": 8, "kv_cache_gib": 0.5}))
     prefill, decode = settings.engine_of("prefill"), settings.engine_of("decode")
     assert (prefill.max_num_seqs, decode.max_num_seqs) == (4, 8)
-    assert (prefill.kv_cache_gib, prefill.model, prefill.served_model_name) == (0.5, WEIGHTS, "demo")
+    assert (prefill.kv_cache_gib, prefill.model, prefill.served_model_name) == (0.5, WEIGHTS, ["demo"])
     # vLLM gets its own arguments, without the one that Ray's users must give and Baton sets itself.
     assert prefill.extra == {"gpu_memory_utilization": 0.5}
     assert decode.extra == {}
@@ -167,7 +167,7 @@ SCALING = "prefill_config.deployment_config.autoscaling_config"
 REFUSED = [
     (cluster(models={"a": {}}), "models: a deployment on Ray serves one model"),
     (cluster(fleet={"devices": [0, 0]}), "fleet.devices: on Ray | GPU: 0.5"),
-    (cluster(fleet={"decode_engine": {"nodes": 2}}), "fleet.decode_engine|decode_config.engine_kwargs"),
+    (cluster(fleet={"engines": {"decode": {"nodes": 2}}}), "fleet.engines|decode_config.engine_kwargs"),
     (cluster(fleet={"node_rank": 1}), "fleet.node_rank|Ray chooses"),
     (cluster(HALF), "prefill_config|: with 0.5 GPUs |kv_cache_gib"),
     (cluster(HALF | {"engine_kwargs": {"tensor_parallel_size": 2}}, engine={"kv_cache_gib": 8}),
