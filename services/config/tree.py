@@ -72,6 +72,7 @@ GONE = {
     "security.token_file": "set security.token to file:PATH",
     "tracing.headers": "set the variable OTEL_EXPORTER_OTLP_HEADERS",
     "tracing.slow_ms": "it is twice slo.ttft_ms",
+    "worker.acceptance_reference": "set engine.speculative_config.acceptance_reference",
     "worker.engine_stall_s": "it is 300",
     "worker.gang_rank": "set worker.gang to NAME/RANK",
     "worker.scheduler_wait_s": "it is 60",

@@ -262,9 +262,6 @@ class WorkerSettings(Section):
     """Port of Prometheus metrics, on the host of worker.listen; 0 takes a free one on loopback."""
     cpu: str = ""
     """Cores for the engine, as '0' or '0-3'; all by default."""
-    acceptance_reference: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Expected acceptance rate of the first drafted token; learned if unset. A rate well below it raises an
-    alarm (docs/observability.md)."""
     drain_timeout_s: Seconds = 60.0
     """Time limit for running requests after SIGTERM."""
 

@@ -87,11 +87,10 @@ def aggregated(prompts, tmp_path_factory):
 
 def configured(folder, aggregated, path=None):
     reference = round(first_acceptance(aggregated), 3)
-    worker = {"acceptance_reference": reference}
+    spec = {**ENGINE["speculative_config"], "acceptance_reference": reference}
+    engine = {**ENGINE, "speculative_config": spec}
     scheduler = {"idle_decode_tokens": 0}  # every prompt is handed over
-    return deployment(
-        folder, path=path, constants=SOON | QUICK, engine=ENGINE, worker=worker, scheduler=scheduler
-    )
+    return deployment(folder, path=path, constants=SOON | QUICK, engine=engine, scheduler=scheduler)
 
 
 @pytest.mark.timeout(300)
