@@ -36,7 +36,7 @@ class Shape:
     proxied: bool = False  # put a proxy that can delay and drop bytes in front of each worker
     speculation: dict[str, Any] | None = None
     lease_s: float = 3.0
-    hold_lease_s: float = 6.0  # of placements; saved KV is held twice as long
+    hold_lease_s: float = 6.0  # lease of placements; saved KV is held twice as long
     staging_mib: int = 128
     slots: int = ENGINE["max_num_seqs"]  # per engine
     queue_factor: float = SchedulerSettings().max_queue_factor

@@ -19,7 +19,7 @@ from baton.services.config.fields import (
     one_password,
 )
 
-WAIT_SHARE, REPLACE_SHARE = 0.5, 0.1  # of request_timeout_s
+WAIT_SHARE, REPLACE_SHARE = 0.5, 0.1  # fractions of request_timeout_s
 
 
 class MediaSettings(Section):

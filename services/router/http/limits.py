@@ -19,7 +19,7 @@ MAX_HEADER_BYTES = 64 << 10  # including the request's first line
 RETRY_AFTER_S = 1.0
 
 
-MAX_CONNECTIONS = 4_096  # of one of a router's processes
+MAX_CONNECTIONS = 4_096  # connections to one process of a router
 
 
 @dataclass(frozen=True)
