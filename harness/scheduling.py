@@ -44,7 +44,6 @@ class Options:
     handoff_min_tokens: int = 0
     idle_decode_tokens: int = 8_192
     prefix_pull_s: float = 0.0
-    rebalance_after_s: float | None = None
     policy: PolicySettings = field(default_factory=PolicySettings)
 
 

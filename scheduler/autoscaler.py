@@ -151,6 +151,7 @@ def _cache(workers: list[WorkerRecord]) -> int:
     return max(1, sum(usable_blocks(one.capacity) for one in workers))
 
 
+BALANCE_AFTER_S = 5.0  # s for which one side lacks workers, and the other can spare one, before it changes
 BALANCE_S = 1.5  # s between decisions without goals
 LEASE_STEPS = 3  # steps the deciding scheduler may miss before another takes over
 TOLD_S = 10.0  # s; a router or fleet silent for this long counts as dead

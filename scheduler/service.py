@@ -18,7 +18,7 @@ from baton.metrics import MetricsServer, dialled
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import aio_server, host_id, listen
-from baton.scheduler.autoscaler import Autoscaler
+from baton.scheduler.autoscaler import BALANCE_AFTER_S, Autoscaler
 from baton.scheduler.errors import ListenFailed
 from baton.scheduler.knowledge import Knowledge
 from baton.scheduler.ledger import Ledger
@@ -49,7 +49,7 @@ class SchedulerServer:
     def __init__(
         self, options: SchedulerOptions, *, store_password: str = "", goals: Goals | None = None
     ) -> None:
-        """Prepare a server. It autoscales if there are `goals` and their mode is not off."""
+        """Prepare a server. It changes roles or numbers of workers if the mode of `goals` says so."""
         self.metrics = Metrics()
         self.address = options.address  # has the actual port once entered
         self.store = open_store(options.store, options.topic, store_password)
@@ -60,7 +60,8 @@ class SchedulerServer:
         self._placer = Placer(self._roster, self._ledger, policy, prefixes=self._prefixes)
         self._turns = SharedTurns(self.store, self._placer.turns)
         self._settling = Settling(options.worker_lease_s)
-        autoscales = goals is not None and goals.mode != "off"
+        autoscales = goals is not None and goals.mode in ("advise", "on")
+        balances = goals is not None and goals.mode == "roles"
         self.members = Members(self.store)
         self._knowledge = Knowledge(self._prefixes, self.metrics.prefixes)
         self._servicer = SchedulerServicer(
@@ -82,10 +83,10 @@ class SchedulerServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: grpc.aio.Server | None = None
         self._autoscaler: Autoscaler | None = None
-        if autoscales or options.rebalance_after_s:
+        if autoscales or balances:
             self._autoscaler = Autoscaler(
                 goals if autoscales else None,
-                options.rebalance_after_s,
+                BALANCE_AFTER_S if balances else None,
                 self.store,
                 self._roster,
                 self.members,

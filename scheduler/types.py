@@ -46,7 +46,6 @@ class SchedulerOptions(PlacementLimits, Protocol):
     store: str  # memory, redis:// or rediss://
     topic: str
     worker_lease_s: float
-    rebalance_after_s: float | None
 
     @property
     def heartbeat_s(self) -> float: ...

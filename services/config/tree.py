@@ -68,6 +68,7 @@ GONE = {
     "scheduler.placement_lease_s": "it is three times scheduler.worker_lease_s",
     "scheduler.prefix_blocks": "it is 64 million",
     "scheduler.prefix_pull_s": "it is 0.05",
+    "scheduler.rebalance_after_s": "set autoscale.mode to roles",
     "scheduler.store_password_file": "append ?password_file=PATH to scheduler.store",
     "security.token_file": "set security.token to file:PATH",
     "tracing.headers": "set the variable OTEL_EXPORTER_OTLP_HEADERS",

@@ -159,9 +159,6 @@ class SchedulerSettings(Section):
     idle_decode_tokens: Count = 8_192
     """Maximum number of prompt tokens that an idle decode worker prefills itself at a time while prefill
     workers have queues; 0 turns this off. Classes that give way do not use it."""
-    rebalance_after_s: Seconds | None = None
-    """A worker changes its role when prefill or decode has been short of workers for this long while the
-    other side had one to spare. If unset, roles do not change."""
     metrics_port: Port = 0
     """Port of Prometheus metrics, on the host of scheduler.address; 0 takes a free one on loopback."""
     policy: PolicySettings = Field(default_factory=PolicySettings)
@@ -293,8 +290,9 @@ class SloSettings(Section):
 class AutoscaleSettings(Section):
     """Autoscaling of prefill, decode and encode workers (docs/autoscaling.md)."""
 
-    mode: Literal["off", "advise", "on"] = "off"
-    """off, on, or advise, which only logs and shows what `on` would do."""
+    mode: Literal["off", "advise", "roles", "on"] = "off"
+    """off; advise, which only logs and shows what `on` would do; roles, which starts and ends no worker, but
+    changes a worker's role if one side is short of workers and the other has one to spare; or on."""
     prefill: Range = "1-4"
     """Minimum and maximum number of prefill workers."""
     decode: Range = "1-4"

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from baton.autoscale.goals import Bounds, Goals
 from baton.services.config import Settings
-from baton.services.errors import ConfigError
 
 DOWN_AFTER_S = 120.0  # a worker is removed once fewer have sufficed for this long
 
 
 def goals_of(settings: Settings) -> Goals:
-    """Return the goals. Raises ConfigError if rebalancing would change roles too."""
+    """Return the goals."""
     own, slo = settings.autoscale, settings.slo
-    if own.mode == "on" and settings.scheduler.rebalance_after_s:
-        raise ConfigError(
-            "autoscale.mode is on and scheduler.rebalance_after_s is set: both would change roles; "
-            "leave one of them out"
-        )
     flip_after_s = max(1.0, DOWN_AFTER_S / 24)
     return Goals(
         mode=own.mode,

@@ -31,7 +31,6 @@ from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, engine_args
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import children
-from baton.services.fleet.goals import goals_of
 from baton.services.fleet.parts import Kind, Parts
 from baton.services.fleet.places import Places, Plan, places_of
 from baton.services.fleet.ports import check_port
@@ -176,9 +175,9 @@ def _check_model(one: Started) -> None:
         validation.check(engine)
     settings.scheduler.check_shared(fleet.schedulers)
     identities.check(settings)
-    if settings.scheduler.rebalance_after_s and Plan(settings, fleet.roles).sides_differ:
-        raise ConfigError("scheduler.rebalance_after_s: leave out fleet.engines")
-    if goals_of(settings).mode != "off" and fleet.mixed:
+    if settings.autoscale.mode == "roles" and Plan(settings, fleet.roles).sides_differ:
+        raise ConfigError("autoscale.mode is roles: leave out fleet.engines")
+    if settings.autoscale.mode in ("advise", "on") and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
     if any(engine.nodes > 1 for engine in engines):
         _check_machines(one)

@@ -27,7 +27,6 @@ from baton.services.engine.args import check_model, served_model_name
 from baton.services.errors import ConfigError, one_line
 from baton.services.fleet import devices
 from baton.services.fleet.devices import cpu_build
-from baton.services.fleet.goals import goals_of
 from baton.services.ray.sections import Deploying, Routers, Workers
 
 SIDES = ("prefill", "decode")
@@ -139,7 +138,7 @@ class ClusterSettings(Settings):
     def scaling(self) -> AutoscaleSettings:
         """The section `autoscale` with the limits from each role's autoscaling_config. Raises ConfigError."""
         own = self.autoscale
-        if own.mode == "off":
+        if own.mode in ("off", "roles"):
             return own
         given = own.model_dump(exclude_unset=True)
         for role in WORKER_ROLES:
@@ -233,7 +232,7 @@ class ClusterSettings(Settings):
                     f"security.{key}: leave it out; on Ray the CA is where `baton ray up` runs (security.ca)"
                 )
         names = set()
-        encodes = self.deploying("encode").initial or self.scaling.bounds("encode")[1]
+        encodes = self.scaling.bounds("encode")[1] or self.deploying("encode").initial
         there = (*SIDES, *(["encode"] if encodes else []))
         for role in there:
             engine = self.engine_of(role)
@@ -251,16 +250,15 @@ class ClusterSettings(Settings):
             raise ConfigError("router_config.deployment_config: at least one router is needed")
         credentials.check(self)
         self._check_gangs()
-        goals_of(self.model_copy(update={"autoscale": self.scaling}))
 
     def _check_gangs(self) -> None:
         if self.worker.gang:
             raise ConfigError(f"worker.gang (value {self.worker.gang!r}): leave it out on Ray")
-        changes = self.scheduler.rebalance_after_s or self.autoscale.mode == "on"
+        changes = self.autoscale.mode in ("roles", "on")
         if changes and any(self.engine_of(role).members > 1 for role in SIDES):
             raise ConfigError(
                 "engine.data_parallel_size or engine.nodes is above 1, and gangs on Ray are neither scaled "
-                "nor change their roles: leave out autoscale.mode and scheduler.rebalance_after_s"
+                "nor change their roles: leave out autoscale.mode"
             )
 
     def _check_gpus(self, role: str, engine: EngineSettings) -> None:

@@ -167,8 +167,8 @@ async def test_a_prefill_worker_covers_for_lost_decode_workers(trio):
 async def test_the_scheduler_balances_by_itself(tmp_path_factory):
     config = {
         "engine": {"max_num_batched_tokens": 128},  # so that a prompt takes many steps
-        "scheduler": {"rebalance_after_s": 1.0},
-        "constants": QUICK,
+        "autoscale": {"mode": "roles"},
+        "constants": {**QUICK, "baton.scheduler.service:BALANCE_AFTER_S": 1.0},
     }
     with deployment(tmp_path_factory.mktemp("balance"), **config) as one:
         one.up(1, 2)

@@ -71,18 +71,11 @@ def test_milliseconds_become_seconds_and_numbers_bounds():
     assert (goals.prefill, goals.decode, goals.encode) == (Bounds(1, 4), Bounds(2, 7), Bounds(0, 3))
 
 
-def test_two_that_change_roles_exclude_each_other():
-    balanced = {"rebalance_after_s": 5.0}
-    with pytest.raises(ConfigError, match=r"autoscale\.mode is on and scheduler\.rebalance_after_s is set"):
-        goals_of(settings(autoscale={"mode": "on"}, scheduler=balanced))
-    assert goals_of(settings(autoscale={"mode": "advise"}, scheduler=balanced)).mode == "advise"
-
-
 def test_sides_with_engines_of_their_own_do_not_rebalance():
     rebalanced = settings(
         engine={"model": str(MODEL)},
-        scheduler={"rebalance_after_s": 5.0},
+        autoscale={"mode": "roles"},
         fleet={"engines": {"decode": {"kv_cache_gib": 1.0}}},
     )
-    with pytest.raises(ConfigError, match=r"rebalance_after_s: leave out fleet\.engines"):
+    with pytest.raises(ConfigError, match=r"autoscale\.mode is roles: leave out fleet\.engines"):
         _check(rebalanced, started(rebalanced, Fleet(1, 1, 0)))

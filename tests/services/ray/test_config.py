@@ -208,8 +208,6 @@ REFUSED = [
     (scaled(limits(5), ANY), "the minimum (5) is above the maximum (4)"),
     (scaled(ANY, ANY, autoscale={"decode": "2-4"}),
      "decode_config.deployment_config: it starts with 1, but autoscaling keeps 2 to 4"),
-    (scaled(ANY, ANY, scheduler={"rebalance_after_s": 5.0}),
-     "autoscale.mode is on and scheduler.rebalance_after_s is set"),
     (scaled(limits(upscale_delay=5), {}), "'prefill_config|upscale_delay'"),
 ]  # fmt: skip
 
