@@ -23,7 +23,6 @@ from bench.report import markdown
 from deploy.boards.alerts import ALERTS, EVERY_S
 from harness import stats
 from harness.chaos.alerting import CALM_S, GOAL_S, NAMED, UNHEARD, Heard, Quiet, calm, hear, quiet
-from harness.chaos.faults import FAULTS
 from harness.chaos.load import Load
 from harness.chaos.plans import MTP
 from harness.chaos.questions import questions
@@ -48,8 +47,9 @@ Written by `python -m bench faults --page`. Each alert of `deploy/prometheus/rul
 CATALOGUE = f"""
 ## Fault catalogue
 
-An operator should hear of these faults of the [chaos runs](../reliability.md#break-it-yourself). The alert
-that names a fault must fire within {GOAL_S:g} s of Prometheus noticing it.
+An operator should hear of these faults of the [chaos runs](../reliability.md#break-it-yourself), which
+`make chaos ARGS=--list` explains. The alert that names a fault must fire within {GOAL_S:g} s of Prometheus
+noticing it.
 
 """
 UNHEARD_HEAD = """
@@ -165,18 +165,22 @@ def page(result: Path = stats.RESULTS / f"{RESULT}.json") -> str:
 
 
 def _catalogue(measured: dict[str, Any]) -> str:
-    found = {one["fault"]: one for one in measured["faults"]}
-    rows = [["fault", "what happens", "alert", "fires, s"]]
-    for name, alert in NAMED.items():
-        one = found.get(name, {})
-        fired_s = f"{value:.1f}" if (value := one.get("fired_s")) else "-"
-        rows.append([name, FAULTS[name].about.rstrip("."), alert, fired_s])
+    fired_s = {one["fault"]: one["fired_s"] for one in measured["faults"]}
+
+    def said(fault: str) -> str:
+        return f"{fault} {f'{value:.1f}' if (value := fired_s.get(fault)) else '-'}"
+
+    rows = [
+        [alert, ", ".join(said(fault) for fault, named in NAMED.items() if named == alert)]
+        for alert in dict.fromkeys(NAMED.values())
+    ]
     machine, healthy = measured["machine"], measured["healthy"]
     fired = ", ".join(healthy["alerts"]) or "none"
     return (
-        f"{markdown(rows)}\n\n"
-        f"Seconds since the fault began, with a scrape every {EVERY_S} s; {machine['cores']} cores "
-        f"({machine['cpu']}), {machine['when']}, by `python -m bench faults`.\n"
+        f"{markdown([['alert', 'faults'], *rows])}\n\n"
+        f"The number after a fault is the time from its beginning to the alert in seconds, with a scrape\n"
+        f"every {EVERY_S} s; {machine['cores']} cores ({machine['cpu']}), {machine['when']}, by "
+        "`python -m bench faults`.\n"
         f"Alerts in {healthy['seconds'] / 60:.0f} healthy minutes under load: {fired}."
     )
 

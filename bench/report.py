@@ -26,30 +26,28 @@ _BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEADLINE = re.compile(r"\[from \d+ ms to \d+ ms\]\(#measured\)")
 BEGIN, END = "<!-- measured: written by `python -m bench report` -->", "<!-- measured: end -->"
 
-# README's lines: results file, path to a figure, Baton's arm, the other arm, its name, titles by key. For
+# README's lines: results file, paths to figures, Baton's arm, the other arm, its name, titles by key. For
 # tokens/s, higher is better; for everything else, lower is better.
-BRIEF: list[tuple[str, str, str, str, str, dict[str, str]]] = [
+BRIEF: list[tuple[str, list[str], str, str, str, dict[str, str]]] = [
     (
-        *("disaggregation", "median.{arm}.{key}", "1P1D", "2 aggregated", "two aggregated engines"),
+        *("disaggregation", ["median.{arm}.{key}"], "1P1D", "2 aggregated", "two aggregated engines"),
         {
             "itl_max_ms": "longest gap between tokens of short requests beside long prompts, ms",
             "ttft_short_p50_ms": "time to first token of short requests beside long prompts, ms",
             "tokens_per_s": "output tokens/s beside long prompts",
         },
     ),
-    *(
-        (
-            *("clients", f"median.{load}.{{arm}}.{{key}}", "baton", "stock", "stock vLLM"),
-            {
-                "tokens_per_s": f"output tokens/s at {load} concurrent request{s}",
-                "ttft_p50_ms": f"time to first token at {load} concurrent request{s}, p50, ms",
-                "itl_p99_ms": f"inter-token latency at {load} concurrent request{s}, p99, ms",
-            },
-        )
-        for load, s in ((1, ""), (8, "s"), (128, "s"))
+    (
+        *("clients", [f"median.{load}.{{arm}}.{{key}}" for load in (1, 8, 128)]),
+        *("baton", "stock", "stock vLLM"),
+        {
+            "tokens_per_s": "output tokens/s at 1, 8 and 128 concurrent requests",
+            "ttft_p50_ms": "time to first token at these loads, p50, ms",
+            "itl_p99_ms": "inter-token latency at these loads, p99, ms",
+        },
     ),
     (
-        *("speculation", "served.1P1D.mtp + suffix.{key}.1.{arm}"),
+        *("speculation", ["served.1P1D.mtp + suffix.{key}.1.{arm}"]),
         *("mtp + suffix", "none", "Baton without drafts"),
         {
             one: f"{one} answers with `mtp` and suffixes, ms per output token"
@@ -57,18 +55,19 @@ BRIEF: list[tuple[str, str, str, str, str, dict[str, str]]] = [
         },
     ),
     (
-        *("fair-share", "models.qwen2-80m.behind 4.{arm}.{key}"),
+        *("fair-share", ["models.qwen2-80m.behind 4.{arm}.{key}"]),
         *("shares, order", "as vLLM does", "vLLM's own order"),
         {"short_p50_ms": "first token of short prompts behind 4 long ones, p50, ms"},
     ),
     (
-        *("startup", "{key}.{arm}", "baton up", "stock vLLM", "stock vLLM"),
+        *("startup", ["{key}.{arm}"], "baton up", "stock vLLM", "stock vLLM"),
         {"median_s": "from the command to the first token, s"},
     ),
 ]
 BRIEF_NOTE = (
-    "Figures by concurrency are those of `vllm bench serve` with random prompts, against `deploy/laptop.yaml`"
-    " (1P1D with drafts) and one stock vLLM server (without) on the same cores. The better figure is bold."
+    "The better figure is bold. Figures at 1, 8 and 128 requests are those of `vllm bench serve` with random"
+    " prompts: `deploy/laptop.yaml` (1P1D with drafts) against one stock vLLM server (without), on the same"
+    " cores."
 )
 LINK = (
     "All figures, and how they were measured: [docs/benchmarks.md](docs/benchmarks.md)."
@@ -166,8 +165,11 @@ def taken(found: Result, table: Table) -> str:
         runs = []
         for part in (found[name] for name in table.parts):
             runs += [part["taken"]] if "taken" in part else [one["taken"] for one in part.values()]
-        told = [f"`{run['command']}`; {run['gpu']}, driver {run['driver']}, {run['when']}." for run in runs]
-        return "\n".join(dict.fromkeys(told))
+        commands: dict[str, dict[str, None]] = {}
+        for run in runs:
+            where = f"{run['gpu']}, driver {run['driver']}, {run['when']}."
+            commands.setdefault(where, {})[f"`{run['command']}`"] = None
+        return "\n".join(f"{'; '.join(ran)}; {where}" for where, ran in commands.items())
     machine = found["machine"]
     command = found.get("command") or f"python -m bench {table.file}"
     cpu = machine["cpu"].replace("(R)", "").removesuffix(" Processor")
@@ -212,12 +214,19 @@ def measured() -> str:
 
 
 def _brief(
-    file: str, path: str, ours: str, theirs: str, whose: str, titles: dict[str, str]
+    file: str, paths: list[str], ours: str, theirs: str, whose: str, titles: dict[str, str]
 ) -> Iterator[list[str]]:
-    """Yield the cells of each line, with the better figure in bold."""
+    """Yield the cells of each line, with the better figures in bold."""
     for key, title in titles.items():
-        values = [float(at(result(file), path.format(arm=arm, key=key))) for arm in (ours, theirs)]
-        cells = [f"{value:.1f}" if value < 30 else f"{value:,.0f}" for value in values]
-        better = values.index((max if "tokens/s" in title else min)(values))
-        cells[better] = f"**{cells[better]}**"
+        best = max if "tokens/s" in title else min
+        pairs = [
+            [float(at(result(file), path.format(arm=arm, key=key))) for arm in (ours, theirs)]
+            for path in paths
+        ]
+        cells = [", ".join(_bold(pair[arm], pair[arm] == best(pair)) for pair in pairs) for arm in (0, 1)]
         yield [title, cells[0], f"{cells[1]} ({whose})"]
+
+
+def _bold(value: float, better: bool) -> str:
+    cell = f"{value:.1f}" if value < 30 else f"{value:,.0f}"
+    return f"**{cell}**" if better else cell

@@ -171,7 +171,7 @@ _HANDOFFS = [
 IMAGE_FAMILIES = {
     "qwen2.5-vl": "Qwen2.5-VL: positions depend on images (M-RoPE)",
     "qwen3-vl": "Qwen3-VL: DeepStack",
-    "qwen3.5-vision": "Qwen3.5: states (`--no-enable-prefix-caching`, as [without images](handoff-wire.md))",
+    "qwen3.5-vision": "Qwen3.5: states, with [`--no-enable-prefix-caching`](handoff-wire.md#the-format)",
     "gemma3-vision": "Gemma 3: sliding windows",
     "llava": "LLaVA",
     "smolvlm": "SmolVLM: images are cut into tiles",
@@ -200,7 +200,7 @@ TABLES = {
         _only("models.qwen2-80m", "as vLLM does", "shares, order"),
         "short_p50_ms; short_p99_ms; long_p50_ms; flood_tokens_per_s=flood, tokens/s",
     ),
-    "path": Table("path", "median_ms", "save; sample; move; check; load; total; total_p95", ("transport",)),
+    "path": Table("path", "median_ms", "total=p50, ms; total_p95=p95, ms", ("transport",)),
     "handoff": Table(
         "handoff",
         lambda result: _only("tokens", *_HANDOFFS)({"tokens": _swapped(result["tokens"])}),
@@ -213,16 +213,16 @@ TABLES = {
         "gangs",
         _only("costs", "one", "two", "idle"),
         ";".join(
-            f"{key}.{arm}.p50={head}{name}"
+            f"{key}.{arm}.p50={arm}, {name}"
             for key, name in (("tokens_per_s", "tokens/s"), ("ttft_ms", "TTFT, ms"))
-            for arm, head in (("plain", "plain, "), ("gang", "gang, "), ("ratio", "ratio of "))
+            for arm in ("plain", "gang")
         ),
         ("engines",),
     ),
     "router": Table(
         "router",
         lambda result: {f"{one['interval_ms']:g} ms": one for one in result["runs"]},
-        "tokens_per_s; router_cpu_us_per_token=CPU per token, µs; tokens_per_event; router_rss_mib=RSS, MiB",
+        "tokens_per_s; router_cpu_us_per_token=CPU per token, µs; router_rss_mib=RSS, MiB",
         ("step",),
     ),
     "scheduler": Table(
@@ -236,8 +236,7 @@ TABLES = {
             "redis, 20 routers, 1 scheduler, 500P500D",
             "redis, 20 routers, 2 schedulers, 32P32D",
         ),
-        "failed; place_p50_ms; place_p99_ms=p99; own_p50_ms; cpu_us;"
-        "fast_placed_per_s=fast: placed/s; fast_cpu_us=fast: CPU, µs",
+        "failed; place_p50_ms; place_p99_ms=p99; cpu_us; fast_placed_per_s=fast: placed/s",
         ("deployment",),
     ),
     "overload": Table(
@@ -247,11 +246,10 @@ TABLES = {
     ),
     "overload-refused": Table(
         "overload",
-        lambda result: {"overload": result["overload"] | result["load"] | result["goals"] | result["after"]},
-        "capacity_per_s=capacity, answers/s; offered_per_s; admitted_share=admitted|.0%;"
+        lambda result: {"overload": result["overload"] | result["after"]},
+        "admitted_share=admitted|.0%;"
         "refused=refused with 503; refused_p50_ms=time of a refusal p50, ms; refused_p99_ms=p99;"
-        "without_retry_after=without Retry-After; broken=broken streams; blocks_missing=KV blocks missing;"
-        "itl_p99_against_alone=gap p99 against one stream",
+        "without_retry_after=without Retry-After; broken=broken streams; blocks_missing=KV blocks missing",
         turned=True,
     ),
     "classes": Table(

@@ -39,6 +39,7 @@ AT_ONCE_AGAIN = [(f"grpc.{which}_reconnect_backoff_ms", 50) for which in ("initi
 STOCK = "vllm.entrypoints.launchers.api_server.entry"  # the module of `vllm serve`
 MODEL = ROOT / "deploy" / "demo-model" / "weights"
 MODEL_NAME = "baton-demo"
+SOON = {"baton.services.fleet.budget:BACKOFF_S": 0.1}  # parts that die again restart soon
 # The same model with an MTP layer, so that tests can compare answers with and without speculation.
 ENGINE: dict[str, Any] = {
     "model": str(MODEL.parent / "weights-mtp"),
@@ -133,7 +134,7 @@ class Deployment:
             process = Process(name, _popen([*COMMAND, *line], log, self.environment), log)
         else:
             forked = zygote.shared().baton(
-                name, line, self.folder, self.path, self.environment, self.constants, self.cores
+                name, line, self.folder, self.path, self.environment, SOON | self.constants, self.cores
             )
             process = Process(name, forked, log)
         self.processes[name] = process

@@ -36,12 +36,21 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from baton.services.imports import import_all
 from harness import netns
 from harness.support import CALL_S, PYTHON, ROOT, eventually
 
 ANSWER_S = 300.0  # the first answer waits for the imports, on a busy machine
 STOP_S = 20.0
 STREAMS = ("stdout", "stderr")  # files of a command's output
+# Imported by commands when they need them.
+_LATE = (
+    "baton.services.cli.status",
+    "baton.services.cli.up",
+    "baton.services.fleet.routers",
+    "baton.services.fleet.scheduler",
+    "baton.services.router.serving",
+)
 
 
 @dataclass
@@ -111,7 +120,7 @@ class Zygote:
         log_dir: Path,
         path: str = "",
         environment: Mapping[str, str] = MappingProxyType({}),
-        constants: Mapping[str, float] = MappingProxyType({}),
+        constants: Mapping[str, Any] = MappingProxyType({}),
         cores: int = 0,
     ) -> Forked:
         """Fork a process that runs `baton ARGUMENT ...`; see `run_baton`."""
@@ -221,7 +230,7 @@ def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
         process.kill()
 
 
-def prepare(path: str, environment: Mapping[str, str], constants: Mapping[str, float]) -> None:
+def prepare(path: str, environment: Mapping[str, str], constants: Mapping[str, Any]) -> None:
     """Prepare this process and those that it forks.
 
     path: a folder of extra packages; constants: `module:NAME` -> value.
@@ -239,7 +248,7 @@ def run_baton(
     arguments: list[str],
     path: str = "",
     environment: Mapping[str, str] = MappingProxyType({}),
-    constants: Mapping[str, float] = MappingProxyType({}),
+    constants: Mapping[str, Any] = MappingProxyType({}),
     cores: int = 0,
 ) -> None:
     """Run Baton's command line as the entry point does, in the forked process.
@@ -351,14 +360,18 @@ def _serve(folder: Path) -> None:
 
 
 def _preload() -> None:
-    from baton.services.cli import main  # noqa: F401 (commands that are forked need it)
+    from typer.main import get_command
+
+    from baton.services.cli import main
     from baton.services.router import app
     from baton.services.worker import lifecycle
 
+    main.app = get_command(main.app)  # type: ignore[assignment] (built once, not in each fork)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lifecycle.preload()
         app.preload()
+        import_all(_LATE)
         from vllm.engine.arg_utils import EngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 

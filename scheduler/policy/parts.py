@@ -139,8 +139,7 @@ class Compatible(PairFilter):
 
 # The weight of a token to compute relative to a token queued before it. It is above 1 because computing what
 # another worker has cached also delays later requests. With 1, chats that kept workers busy half of the time
-# left their caches for any shorter queue, and their mean time to first token was 1.5 times as long (decision
-# 41).
+# left their caches for any shorter queue, and their mean time to first token was 1.5 times as long.
 COMPUTED = 3.0
 
 MEASURED_S = 5.0  # s of prefill before the measured speed is used
@@ -243,8 +242,7 @@ class PowerOfTwo(Best):
 class PowerOfFour(PowerOfTwo):
     """Pick the best of four random workers and those that hold most of the prompt.
 
-    Uncached prompts find a shorter queue than with two, at the cost of scoring two more workers (decision
-    41).
+    Uncached prompts find a shorter queue than with two, at the cost of scoring two more workers.
     """
 
     draws: ClassVar[int] = 4

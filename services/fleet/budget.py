@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+BACKOFF_S = 1.0
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -11,7 +13,8 @@ class Patience:
 
     restarts: int = 3  # within `window_s`; a part that dies more often is given up
     window_s: float = 600.0  # older deaths do not count
-    backoff_s: float = 1.0  # pause before the second restart; the first is immediate
+    # Pause before the second restart; the first is immediate.
+    backoff_s: float = field(default_factory=lambda: BACKOFF_S)
     growth: float = 4.0
     most_s: float = 30.0  # longest pause before a worker whose engine failed restarts
 

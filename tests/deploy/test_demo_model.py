@@ -85,14 +85,6 @@ def test_template_and_python_render_the_same_text(tokenizer):
         assert text == rendered(dialogue)
 
 
-def test_tokenizer_round_trip(tokenizer):
-    text = "naïve café: 世界\n\tif x != 10_000:  # tabs,   spaces\r\n    return '🙂'"
-    assert tokenizer.decode(tokenizer(text).input_ids) == text
-    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
-    call = tokenizer("<tool_call>{}</tool_call>").input_ids
-    assert "<tool_call>" in tokenizer.decode(call, skip_special_tokens=True)
-
-
 def test_a_calls_arguments_may_be_a_json_string(tokenizer):
     function = {"name": "get_time", "arguments": '{"city": "Oslo"}'}
     messages = [

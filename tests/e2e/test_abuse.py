@@ -13,7 +13,7 @@ from harness.deployment import MODEL_NAME, free_blocks, idle
 from harness.support import CALL_S, PATIENCE, eventually, listener
 from tests.e2e.conftest import SLOW_CLIENT_S
 
-READERS = 8
+READERS = 4
 LONG = {"prompt": "Hi", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
 
 

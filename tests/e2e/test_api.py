@@ -57,12 +57,12 @@ def plain(answer):
 
 
 def chat(**options):
-    body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24, **options}
+    body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 14, **options}
     return lambda client: plain(client.chat.completions.create(model=MODEL_NAME, **body))
 
 
 def complete(**options):
-    body = {"prompt": "def main(", "temperature": 0, "max_tokens": 24, **options}
+    body = {"prompt": "def main(", "temperature": 0, "max_tokens": 14, **options}
     return lambda client: plain(client.completions.create(model=MODEL_NAME, **body))
 
 
@@ -70,7 +70,7 @@ def streamed_chat(**options):
     """Return a stream's texts, finish reasons, log-probabilities and usage, however it is chunked."""
 
     def ask(client):
-        body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24, **options}
+        body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 14, **options}
         texts = {}
         ends = {}
         logprobs = []

@@ -11,6 +11,7 @@ from harness.deployment import MODEL_NAME, deployment
 from harness.support import CALL_S, eventually
 
 STREAMS = 8  # twice one worker's slots
+TOKENS = 80
 DECODE = scheduler_pb2.ROLE_DECODE
 
 
@@ -20,7 +21,7 @@ def scaled(tmp_path_factory):
         "engine": {"max_num_seqs": 4},
         "scheduler": {"worker_lease_s": 2.0},
         "autoscale": {"mode": "on", "prefill": "1-1", "decode": "1-2"},
-        "constants": {"baton.services.fleet.goals:DOWN_AFTER_S": 3.0},
+        "constants": {"baton.services.fleet.goals:DOWN_AFTER_S": 2.0},
     }
     with deployment(tmp_path_factory.mktemp("scaled"), **config) as one:
         yield one.up(1, 1)
@@ -43,7 +44,7 @@ async def test_a_decode_worker_comes_and_goes_with_the_load(scaled):
     async def one_after_another(client):
         while not stop.is_set():
             answer = await client.completions.create(
-                model=MODEL_NAME, prompt="def main(", max_tokens=200, extra_body={"ignore_eos": True}
+                model=MODEL_NAME, prompt="def main(", max_tokens=TOKENS, extra_body={"ignore_eos": True}
             )
             answers.append(answer.usage.completion_tokens)
 
@@ -60,7 +61,7 @@ async def test_a_decode_worker_comes_and_goes_with_the_load(scaled):
         stop.set()
         await asyncio.gather(*load)
     print(f"{len(answers)} answers")
-    assert set(answers) == {200}
+    assert set(answers) == {TOKENS}
     address = scaled.worker("decode")["identity"]["address"]
     assert await set_role(address, 7) == ""
     assert await set_role(address, 7) == ""

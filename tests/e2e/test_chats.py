@@ -11,8 +11,8 @@ from harness.scrape import total
 from harness.support import eventually
 
 BLOCK = 32
-ASKED, ANSWERED = 64, 320  # tokens of the first prompt and its answer
-NEW, TURN = 200, 40  # tokens of the next message and its answer
+ASKED, ANSWERED = 64, 192  # tokens of the first prompt and its answer
+NEW, TURN = 200, 20  # tokens of the next message and its answer
 
 pytestmark = pytest.mark.timeout(120)
 

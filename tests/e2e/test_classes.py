@@ -7,7 +7,7 @@ from harness.scrape import total
 from harness.support import CALL_S, eventually
 
 FLOOD, PASSING = 40, 4
-LONG, SHORT = 60, 16  # tokens of an answer
+LONG, SHORT = 40, 10  # tokens of an answer
 
 
 def figure(one, name):

@@ -114,8 +114,8 @@ class Compose:
                 done = host.run(check["test"][1:], 60, env=environment, cwd=ROOT)
                 return done.returncode == 0
 
-            # Each check starts a Python process, so a worker's log is read first.
-            eventually(healthy, timeout_s, f"{host.name} is healthy", every_s=2.0)
+            # Most checks start a Python process, so a worker's log is read first.
+            eventually(healthy, timeout_s, f"{host.name} is healthy", every_s=1.0)
 
     def ask(self, path, body=None):
         """Send a request to the router's container from the bridge."""
@@ -229,6 +229,7 @@ def test_a_chat_request_passes_through_all_containers(composed):
     assert int(handoff["cost"]["handoff_bytes"]) > 0
 
 
+@pytest.mark.skipif(set(SCALE.values()) == {"1"}, reason="one worker of each role: set PREFILL and DECODE")
 @pytest.mark.timeout(200)
 def test_each_worker_is_used(composed):
     def all_used():

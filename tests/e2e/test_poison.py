@@ -7,18 +7,18 @@ import pytest
 
 from harness.deployment import MODEL_NAME, deployment, free_blocks, idle
 from harness.poison import FOLDER, dose
-from harness.support import CALL_S, eventually
+from harness.support import CALL_S, QUICK, eventually
 
 pytestmark = pytest.mark.timeout(300)
 
-STREAMS, TOKENS = 8, 70
+STREAMS, TOKENS = 4, 40
 FAILED = "its engine failed"  # printed by `baton up`
 KILLED = "died (signal SIGKILL)"  # likewise
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    with deployment(tmp_path_factory.mktemp("poison"), path=FOLDER) as one:
+    with deployment(tmp_path_factory.mktemp("poison"), path=FOLDER, constants=QUICK) as one:
         yield one.up()
 
 

@@ -15,8 +15,8 @@ from harness.prompts import prompts
 from harness.support import CALL_S, QUICK, eventually
 
 FLIPS = 4
-AT_ONCE = 6  # requests
-PROMPTS, TOKENS = 8, 24  # prompts of the load, and tokens of an answer
+AT_ONCE = 4  # requests
+PROMPTS, TOKENS = 6, 16  # prompts of the load, and tokens of an answer
 ROLES = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
 
 
@@ -148,19 +148,19 @@ async def test_a_prefill_worker_covers_for_lost_decode_workers(trio):
         return trio.describe().handoffs[0].decode_worker_id
 
     async with trio.async_client() as client:
-        expected = await ask(client, prompts()[8], max_tokens=40)
+        expected = await ask(client, prompts()[8], max_tokens=20)
         for process in decode:
             process.suspend()
         try:
             await until(lambda: not trio.workers("decode"), "the decode workers are lost", CALL_S)
-            assert await ask(client, prompts()[8], max_tokens=40) == expected
+            assert await ask(client, prompts()[8], max_tokens=20) == expected
             await until(lambda: decoded_by().startswith("prefill-"), "the prefill worker has decoded")
         finally:
             for process in decode:
                 process.resume()
         await until(lambda: len(trio.workers("decode")) == 2, "the decode workers are back", CALL_S)
         while not decoded_by().startswith("decode-"):
-            assert await ask(client, prompts()[8], max_tokens=40) == expected
+            assert await ask(client, prompts()[8], max_tokens=20) == expected
 
 
 @pytest.mark.timeout(180)

@@ -12,8 +12,8 @@ from harness.prompts import LENGTHS, prompts
 from harness.scheduling import RedisServer
 from harness.support import CALL_S
 
-MAX_TOKENS = 20
-EVERY = 3  # use every third prompt
+MAX_TOKENS = 14
+EVERY = 4  # use every fourth prompt
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def test_the_prompts_were_read_by_the_prefill_workers(deployed, setup):
     decode = {one["worker_id"] for one in workers if one["role"] == "ROLE_DECODE"}
     assert (len(prefill), len(decode)) == (setup.pairs, setup.pairs)
     done = [past for past in status["handoffs"] if int(past["cost"].get("output_tokens", 0)) > 1]
-    assert len(done) > 15
+    assert len(done) > 10
     assert {past["prefill_worker_id"] for past in done} == prefill
     assert {past["decode_worker_id"] for past in done} == decode
     assert {past["cost"].get("transport") for past in done} <= {setup.transport, "", None}

@@ -15,9 +15,10 @@ from harness.scrape import total
 from harness.support import PATIENCE, free_port, listener
 
 CLIENTS = 3
-MORE = 8  # answers in each phase
+MORE = 5  # answers in each phase
 TOKENS = 4
-PAUSE_S = 3.0  # timeout of a call to a stopped scheduler, after which the router asks the other one
+PAUSE_S = 1.5  # timeout of a call to a stopped scheduler, after which the router asks the other one
+CONSTANTS = {"baton.scheduler.exchange:PLACE_TIMEOUT_S": PAUSE_S, "baton.scheduler.endpoints:BACK_S": 1.0}
 
 
 async def disturb(one, ports):
@@ -81,7 +82,7 @@ async def disturb(one, ports):
 def test_requests_continue_while_schedulers_hang_and_die(tmp_path):
     redis, ports = RedisServer(tmp_path), (free_port(), free_port())
     scheduler = {"store": redis.url, "address": ",".join(f"127.0.0.1:{port}" for port in ports)}
-    with redis, deployment(tmp_path / "baton", scheduler=scheduler) as one:
+    with redis, deployment(tmp_path / "baton", scheduler=scheduler, constants=CONSTANTS) as one:
         one.up(0, 0, 1, "--schedulers", "2")
         warm = one.client(timeout=START_S).completions
         warm.create(model=MODEL_NAME, prompt=prompts()[4], max_tokens=2 * TOKENS, **GREEDY)

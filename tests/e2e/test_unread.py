@@ -51,7 +51,7 @@ def fill(fifo):
 
 def stream(one, found, begun):
     answer = one.client().completions.create(
-        model=MODEL_NAME, prompt="def main(", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+        model=MODEL_NAME, prompt="def main(", max_tokens=100, stream=True, extra_body={"ignore_eos": True}
     )
     for piece in answer:
         found.append(piece)

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import random
-import time
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -27,7 +26,7 @@ from baton.handoff.save.staging import Staging
 from baton.handoff.transports.base import Transport
 from baton.handoff.transports.nixl import Nixl
 from baton.protos.handoff_pb2 import Manifest, Shard
-from harness.support import PATIENCE
+from harness.support import eventually
 
 # parameters of tests; those of nixl are skipped if the package is missing
 _without_nixl = pytest.mark.skipif(bool(Nixl.hindrance()), reason=Nixl.hindrance())
@@ -175,11 +174,7 @@ class Pair:
         self.loader.reserve(LoadJob(*order, manifest=manifest, complete=not early))
 
     def finished(self):
-        deadline = time.monotonic() + 10 * PATIENCE
-        while not (done := self.loader.take_finished()):
-            assert time.monotonic() < deadline, "the load was never reported"
-            time.sleep(0.001)
-        (one,) = done
+        (one,) = eventually(self.loader.take_finished, 10, "the load is reported", 0.001)
         return one
 
     def succeeds(self):

@@ -2,14 +2,13 @@
 
 import os
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from baton.handoff.memory import segments
 from baton.handoff.memory.segments import DIRECTORY
-from harness.support import PATIENCE
+from harness import support
 
 
 def own_segments():
@@ -34,11 +33,4 @@ def own_folder(monkeypatch):
 @pytest.fixture
 def eventually():
     """A function that polls until a condition holds, for ten seconds on an idle machine."""
-
-    def wait(condition):
-        deadline = time.monotonic() + 10 * PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, f"did not happen within {10 * PATIENCE} s"
-            time.sleep(0.002)
-
-    return wait
+    return lambda condition: support.eventually(condition, 10, "it happens", 0.002)

@@ -1,19 +1,15 @@
 """Calls for engines in processes of their own (harness.engines.EngineProcess)."""
 
-import time
 from contextlib import contextmanager
 
 from baton.handoff.params import load_params
 from harness.engines import prefill
-from harness.support import PATIENCE
+from harness.support import eventually
 from tests.handoff.caches import released
 
 
 def until(what, why):
-    deadline = time.monotonic() + 20 * PATIENCE
-    while not what():
-        assert time.monotonic() < deadline, why
-        time.sleep(0.01)
+    eventually(what, 20, why, 0.01)
 
 
 def manifest_of(answer):

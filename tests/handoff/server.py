@@ -1,12 +1,10 @@
 """Misbehaving ends of a pull over TCP."""
 
 import contextlib
-import random
 import socket
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 
 import grpc
@@ -14,8 +12,7 @@ import numpy as np
 import psutil
 
 from baton import addresses, rpc
-from baton.handoff.errors import ERROR_KEY
-from baton.handoff.frames import FAIL, GREETING, PULL, RECORDS, WAIT, Broken, Frame, Line
+from baton.handoff.frames import GREETING, PULL, RECORDS, Frame, Line
 from baton.handoff.memory.arena import Arena
 from baton.handoff.records import Bytes, Digests
 from baton.handoff.save.door import Door
@@ -26,11 +23,6 @@ from baton.protos import handoff_pb2 as pb
 from baton.protos.handoff_pb2_grpc import HandoffServicer, HandoffStub, add_HandoffServicer_to_server
 from baton.rpc import CHANNEL_OPTIONS
 from harness.support import PATIENCE
-from tests.handoff import caches
-
-BLOCKS = 6
-SERVICE = "baton.handoff.v1.Handoff"
-
 
 KEY = ("r", 1)
 MIB = 1 << 20
@@ -80,15 +72,14 @@ class Rank:
         }
         return Pull(**{**given, **changes})
 
+    def wanted(self, **changes):
+        """Return a request for all records, as the frame that asks for them."""
+        given = {"request_id": KEY[0], "epoch": KEY[1], "num_blocks": len(self.data), "at_once": 1}
+        given["ticket"] = self.staging.tickets.of(*KEY)
+        return Frame(PULL, pb.PullRequest(**{**given, **changes}).SerializeToString())
+
     def asks(self, line, greeting=b""):
-        wanted = pb.PullRequest(
-            request_id=KEY[0],
-            epoch=KEY[1],
-            num_blocks=len(self.data),
-            ticket=self.staging.tickets.of(*KEY),
-            at_once=1,
-        )
-        line.send(Frame(PULL, wanted.SerializeToString()), before=greeting)
+        line.send(self.wanted(), before=greeting)
 
     def is_quiet(self):
         return not self.door._running
@@ -160,119 +151,3 @@ def connect(address):
 
 def knock(address, port):
     return socket.create_connection((addresses.split(address)[0], port), timeout=20)
-
-
-def ended(line, record_bytes):
-    """Read frames until all records, or an error, whose name is returned."""
-    came = 0
-    try:
-        while came < BLOCKS:
-            frame = line.receive()
-            if frame.kind == FAIL:
-                return frame.head.split(b"\n")[0].decode()
-            if frame.kind == RECORDS:
-                came += frame.records
-                line.receive_records(frame, np.empty(frame.records * record_bytes, np.uint8))
-    except Broken:
-        return "hung up"
-    return ""
-
-
-def garble_service(number, seed):
-    """Send nonsense to a real service; yields its kind and the error's name, empty if it was served.
-
-    Raises AssertionError if the save there was affected.
-    """
-    rng = random.Random(seed)
-    source = caches.source(caches.make_cache(9, 1))
-    source.save("victim", BLOCKS * caches.BLOCK_SIZE, range(1, 7), epoch=3)
-    with grpc.insecure_channel(source.service.address, options=CHANNEL_OPTIONS) as channel:
-        caller = _Caller(source, channel)
-        try:
-            for _ in range(number):
-                yield rng.choice(_NONSENSE)(rng, caller)
-            assert source.staging.held()[0] == 1, "nonsense released what was saved"
-            assert caller.pull(caller.right()) == "", "a right pull is refused"
-        finally:
-            source.close()
-
-
-class _Caller:
-    """Calls a service that has a save."""
-
-    def __init__(self, source, channel):
-        self.source = source
-        self.ticket = source.staging.tickets.of("victim", 3)
-        self._channel = channel
-
-    def right(self):
-        return pb.PullRequest(
-            request_id="victim", epoch=3, num_blocks=BLOCKS, ticket=self.ticket, at_once=BLOCKS
-        )
-
-    def pull(self, request):
-        return self.say(Frame(PULL, request.SerializeToString()))
-
-    def say(self, *frames):
-        line, greeting = connect(self.source.service.address)
-        with closing(line):
-            for number, frame in enumerate(frames):
-                line.send(frame, before=b"" if number else greeting)
-            return ended(line, self.source.cache.record_bytes)
-
-    def shout(self, words):
-        """Send bytes to the port for records."""
-        address = self.source.service.address
-        with closing(Line(knock(address, self.source.service.door_port))) as line:
-            line._socket.sendall(words)
-            line._socket.shutdown(socket.SHUT_WR)
-            return ended(line, self.source.cache.record_bytes)
-
-    def call(self, method, message):
-        try:
-            answer = self._channel.unary_unary(f"/{SERVICE}/{method}")(message, timeout=5)
-        except grpc.RpcError as error:
-            call = error
-            names = [value for key, value in call.trailing_metadata() or () if key == ERROR_KEY]
-            return str(names[0]) if names else f"gRPC's {call.code().name}"
-        return "not held" if method == "Release" and not pb.ReleaseReply.FromString(answer).held else ""
-
-
-def _garbage(rng, caller):
-    message = b"\x0a\xff" + rng.randbytes(rng.choice((0, 5, 4096)))  # a string longer than the message
-    kind = rng.choice((PULL, b"Release", b"Taken"))
-    outcome = caller.say(Frame(PULL, message)) if kind == PULL else caller.call(kind.decode(), message)
-    return "service: garbage", outcome
-
-
-def _shout(rng, caller):
-    session = rng.randbytes(16)
-    words = (b"", b"GET / HTTP/1.1\r\n\r\n", rng.randbytes(rng.choice((1, 23, 24, 4096))), GREETING)
-    return "door: nonsense", caller.shout(rng.choice((*words, GREETING + session[:5], GREETING + session)))
-
-
-def _no_pull(rng, caller):
-    wanted = caller.right().SerializeToString()
-    kind = rng.choice((RECORDS, WAIT, FAIL, b"XXXX", bytes(4)))
-    frame = rng.choice((Frame(kind, wanted), Frame(PULL, bytes(70_000)), Frame(kind)))
-    return "door: no pull", caller.say(frame)
-
-
-def _wrong_pull(rng, caller):
-    request, ticket = caller.right(), caller.ticket
-    huge = rng.choice((2**31, 2**32 - 1))
-    key, value = rng.choice(
-        (
-            ("request_id", rng.choice(("", "other", "victim\x00", "v" * 100_000))),
-            ("epoch", rng.choice((0, 2, 4, 2**64 - 1))),
-            ("rank", rng.choice((1, huge))),
-            ("first_block", rng.choice((1, 6, 7, huge))),
-            ("num_blocks", rng.choice((0, 7, huge))),
-            ("ticket", rng.choice((b"", ticket[:-1], ticket + b"\0", rng.randbytes(16)))),
-        )
-    )
-    setattr(request, key, value)
-    return "service: wrong pull", caller.pull(request)
-
-
-_NONSENSE = [_garbage, _shout, _no_pull, _wrong_pull]

@@ -1,42 +1,37 @@
 """The connector's view of vLLM's groups, and of steps that cannot be saved."""
 
-import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.v1.core.single_type_kv_cache_manager import ChunkedLocalAttentionManager, SlidingWindowManager
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+from vllm.v1.request import RequestStatus
 
 from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import UnsupportedCache
 from baton.handoff.groups import CacheGroup
 from baton.handoff.params import save_params
 from baton.handoff.reports import ShardSave
+from baton.handoff.vllm import facts
+from baton.handoff.vllm.metadata import RankHandshake, StepResults
+from baton.handoff.vllm.scheduler_side import SchedulerSide
 from baton.protos.handoff_pb2 import Shard
 from baton.rpc import host_id
 from baton.services.config import HandoffSettings
 from tests.handoff.caches import mixed_cache
 from tests.handoff.test_forms import caches
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from vllm.v1.core.single_type_kv_cache_manager import ChunkedLocalAttentionManager, SlidingWindowManager
-    from vllm.v1.kv_cache_interface import (
-        ChunkedLocalAttentionSpec,
-        CircularBufferSpec,
-        CrossAttentionSpec,
-        FullAttentionSpec,
-        MambaSpec,
-        MLAAttentionSpec,
-        SlidingWindowMLASpec,
-        SlidingWindowSpec,
-        UniformTypeKVCacheSpecs,
-    )
-    from vllm.v1.request import RequestStatus
-
-    from baton.handoff.vllm import facts
-    from baton.handoff.vllm.metadata import RankHandshake, StepResults
-    from baton.handoff.vllm.scheduler_side import SchedulerSide
 
 _HEADS = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
 FULL = FullAttentionSpec(**_HEADS)

@@ -1,14 +1,14 @@
 """A request that waits for KV runs in the next step once everything is here."""
 
 import random
-import time
 from dataclasses import dataclass
 
 import pytest
 
 from baton.handoff.load.loader import State
 from baton.handoff.params import load_params
-from harness.engines import BLOCK_SIZE, CALL_S, EngineProcess, Options, generate, prefill, queue_batches
+from harness.engines import BLOCK_SIZE, EngineProcess, Options, generate, prefill, queue_batches
+from harness.support import eventually
 from tests.handoff import checkpoints
 from tests.handoff.engines import loaded_of, manifest_of, rank, release, watched
 
@@ -49,10 +49,7 @@ def state(name):
 
 def until(condition):
     """Wait without a step."""
-    deadline = time.monotonic() + CALL_S / 2
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    eventually(condition, 15, "the load's state changes", 0.001)
 
 
 def reserve(engine, name, prompt):
@@ -107,19 +104,6 @@ def in_order(engine, name, prompt, order):
     answer = engine.answers[name]
     loaded_of(answer)
     return tokens + answer.tokens
-
-
-def preempted(engine, name, prompt):
-    tokens, manifest = saved(engine, name, prompt)
-    reserve(engine, name, prompt)
-    engine.step()
-    engine.resume(name, tokens, manifest)
-    answer = engine.answers[name]
-    engine.run(lambda: len(answer.tokens) > 1)
-    request = engine.core.scheduler.requests[name]
-    assert engine.core.scheduler.reset_prefix_cache(reset_running_requests=True)
-    engine.run()
-    return tokens + answer.tokens, request.num_preemptions
 
 
 def given_up(engine, name, prompt, at):
@@ -229,12 +213,6 @@ def test_the_messages_of_a_handoff_may_come_in_any_order(engine, order):
     prompt = prompt_of(name)
     expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)
     assert engine.call(in_order, name, prompt, order) == expected
-
-
-def test_a_preempted_request_is_recomputed(engine):
-    prompt = prompt_of("preempted")
-    expected = engine.call(generate, "preempted-alone", prompt, WRITTEN)
-    assert engine.call(preempted, "preempted", prompt) == (expected, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Handoffs between engines with one pipeline stage and with two give the same answers as one engine.
 
-WHOLE_TABLE=1 runs all models with 20 prompts each, as docs/handoff-wire.md says.
+WHOLE_TABLE=1 runs all models with 20 prompts each.
 """
 
 import functools

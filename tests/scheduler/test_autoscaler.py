@@ -1,18 +1,20 @@
-"""Autoscaling by real schedulers: one decides, and its orders reach fleets."""
+"""Autoscaling by real schedulers: one decides, its orders reach fleets, and workers change their roles."""
 
 import asyncio
 import logging
+import random
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
 import grpc.aio
+import pytest
 
 from baton.autoscale.goals import Bounds, Goals
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.scheduler.autoscaler import Autoscaler
+from baton.scheduler.autoscaler import PAUSE, Autoscaler, Balance
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.members import Members
@@ -20,9 +22,10 @@ from baton.scheduler.metrics import Metrics
 from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.store.base import MemoryStore
-from baton.scheduler.worker_session import WorkerSession
+from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.tasks import spawn, stop
-from harness.scheduling import LEASE_S, Options, capacity, identity, place, register, until
+from harness import scheduling
+from harness.scheduling import LEASE_S, Options, identity, place, register, until
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 PLACES = [pb.Place(name=name) for name in ("p", "d", "x", "y")]
@@ -48,10 +51,7 @@ async def scheduler(url, topic, wanted, **options):
 async def working(client, *workers):
     async with AsyncExitStack() as stack:
         for name, role in workers:
-            session = WorkerSession(client, identity(name, role), pb.WorkerLoad)
-            await session.start(5.0)
-            stack.push_async_callback(session.close)
-            await session.ready(capacity())
+            await stack.enter_async_context(scheduling.working(client, identity(name, role)))
         yield
 
 
@@ -146,10 +146,8 @@ async def flipping(client):
         for name in ("d1", "d2"):
             one = identity(name, D)
             one.address = f"127.0.0.1:{port}"
-            session = WorkerSession(client, one, partial(pb.WorkerLoad, free_blocks=99))
-            await session.start(5.0)
-            stack.push_async_callback(session.close)
-            await session.ready(capacity())
+            load = partial(pb.WorkerLoad, free_blocks=99)
+            session = await stack.enter_async_context(scheduling.working(client, one, load))
             flips.sessions.append(session)
         yield flips
     await worker.stop(None)
@@ -277,3 +275,167 @@ async def test_nothing_changes_without_the_store(own_redis, topic):
         own_redis.start()  # it is empty, and fences still rise
         after = await ordered(client, "p", "d", "x")
         assert after.fence > before.fence
+
+
+# -- balance: roles change only under lasting pressure, and not back and forth
+
+M = pb.ROLE_MIXED
+AFTER_S = 10.0
+
+
+def worker(name, role, reserved=None, blocks_used=-1, **changes):
+    """Return a worker with steps of 512 tokens, batches of 4 and 99 blocks, which runs its bookings."""
+    who = identity(name, role, **changes)
+    booked = reserved or Reserved()
+    used = booked.blocks if blocks_used < 0 else blocks_used
+    load = pb.WorkerLoad(running=booked.requests if used else 0, free_blocks=max(0, 99 - used))
+    return WorkerRecord(who, pb.WORKER_STATE_READY, load, booked, False, 5.0)
+
+
+class Cluster:
+    def __init__(self, *workers):
+        self.now = 0.0
+        self.workers = {one.worker_id: one for one in workers}
+        self.balance = Balance(AFTER_S, lambda: self.now)
+
+    def look(self):
+        return self.balance.look(FleetView(self.workers))
+
+    def first_flip(self, seconds):
+        """Look twice a second; return the first change, at `now`."""
+        until = self.now + seconds
+        while self.now < until:
+            if flip := self.look():
+                return flip
+            self.now += 0.5
+        return None
+
+
+def waiting(tokens):
+    return Reserved(prompt_tokens=tokens, requests=tokens // 100)
+
+
+def decoding(requests):
+    return Reserved(requests=requests, blocks=requests * 10)
+
+
+def test_the_idlest_decode_worker_changes_when_prompts_queue():
+    one = Cluster(worker("p", P, waiting(2_000)), worker("d1", D, decoding(1)), worker("d2", D))
+    flip = one.first_flip(60)
+    assert (flip.worker.worker_id, flip.role) == ("d2", P)
+    assert one.now == AFTER_S
+    assert one.first_flip(60) is not None
+    assert one.now == (1 + PAUSE) * AFTER_S
+    assert "prefill side was at 3.9 for 10 s" in flip.why
+
+
+FULL_CACHE, COMING = Reserved(requests=1, blocks=95), Reserved(requests=4, blocks=40)
+
+
+@pytest.mark.parametrize(
+    ("workers", "name", "role"),
+    [
+        ([worker("p1", P, waiting(100)), worker("p2", P), worker("d", D, decoding(4))], "p2", D),
+        ([worker("p1", P, waiting(100)), worker("p2", P), worker("d", D, FULL_CACHE)], "p2", D),
+        # Requests that wait for their prefill are no pressure on decode workers.
+        ([worker("p", P, waiting(2_000)), *(worker(d, D, COMING, 0) for d in ("d1", "d2"))], "d1", P),
+    ],
+    ids=["full batches", "a full cache", "long queues"],
+)
+def test_a_worker_of_the_other_side_changes_under_pressure(workers, name, role):
+    flip = Cluster(*workers).first_flip(60)
+    assert (flip.worker.worker_id, flip.role) == (name, role)
+
+
+def test_pressure_must_last():
+    one = Cluster(worker("p", P, waiting(2_000)), worker("d1", D), worker("d2", D))
+    assert one.first_flip(AFTER_S) is None
+    one.workers["p"] = worker("p", P, waiting(100))
+    assert one.look() is None
+    one.workers["p"] = worker("p", P, waiting(2_000))
+    assert one.first_flip(AFTER_S) is None
+    assert one.first_flip(1) is not None
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        [worker("p", P, waiting(2_000)), worker("d", D)],  # the last decode worker
+        [worker("p", P, waiting(2_000)), worker("d1", D, decoding(2)), worker("d2", D, decoding(2))],  # busy
+        [worker("p", P, waiting(600)), worker("d1", D), worker("d2", D)],  # a short queue
+        [  # one worker has no room for the bookings of both
+            worker("p", P, waiting(2_000)),
+            worker("d1", D, Reserved(requests=6, blocks=60), 0),
+            worker("d2", D, Reserved(requests=6, blocks=60), 0),
+        ],
+        [worker("p1", P), worker("p2", P), worker("d1", D), worker("d2", D)],
+        [worker("d1", D), worker("d2", D)],  # no prefill worker
+        [worker("p", P, waiting(2_000)), worker("m1", M), worker("m2", M)],
+        [
+            worker("p", P, waiting(2_000)),
+            worker("d1", D, compatibility_hash=""),
+            worker("d2", D, compatibility_hash=""),
+        ],
+    ],
+)
+def test_no_change(workers):
+    assert Cluster(*workers).first_flip(100) is None
+
+
+def gang(name, role, *booked):
+    seats = [pb.Gang(name=name, rank=rank, size=len(booked), life="one") for rank in range(len(booked))]
+    members = [worker(f"{name}.r{seat.rank}", role, one) for seat, one in zip(seats, booked, strict=True)]
+    for one, seat in zip(members, seats, strict=True):
+        one.identity.gang.CopyFrom(seat)
+        one.__post_init__()
+    return members
+
+
+def test_a_gang_changes_as_a_whole():
+    busy = gang("d1", D, decoding(1), Reserved())
+    one = Cluster(worker("p", P, waiting(2_000)), *busy, *gang("d2", D, Reserved(), Reserved()))
+    flip = one.first_flip(60)
+    assert [member.worker_id for member in flip.worker.members] == ["d2.r0", "d2.r1"]
+    lone = Cluster(worker("p", P, waiting(2_000)), *gang("d2", D, Reserved(), Reserved()))
+    assert lone.first_flip(100) is None, "no other decode worker is left"
+    half = Cluster(worker("p", P, waiting(2_000)), *busy, *gang("d2", D, Reserved(), Reserved())[:1])
+    assert half.first_flip(100) is None, "it is not whole"
+
+
+def test_all_workers_of_a_gang_are_missed():
+    """The load of two workers does not fit on the other two, although three workers could take it."""
+    others = gang("d1", D, decoding(1), decoding(2))
+    one = Cluster(worker("p", P, waiting(2_000)), *others, *gang("d2", D, decoding(1), decoding(1)))
+    assert one.first_flip(100) is None
+    alone = Cluster(worker("p", P, waiting(2_000)), *others, worker("d2", D), worker("d3", D, decoding(1)))
+    assert alone.first_flip(100) is not None
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_change_does_not_cause_the_opposite_one(seed):
+    draw = random.Random(seed)
+    prefills, decodes = draw.randint(1, 6), draw.randint(1, 6)
+    tokens, requests = draw.randrange(12_000), draw.randrange(24)
+
+    def fleet(prefills, decodes):
+        return [
+            *(worker(f"p{n}", P, waiting(tokens // prefills)) for n in range(prefills)),
+            *(worker(f"d{n}", D, decoding(requests // decodes)) for n in range(decodes)),
+        ]
+
+    one = Cluster(*fleet(prefills, decodes))
+    flip = one.first_flip(100)
+    if flip is None:
+        return
+    change = 1 if flip.role == P else -1
+    one.workers = {worker.worker_id: worker for worker in fleet(prefills + change, decodes - change)}
+    again = one.first_flip(PAUSE * 100)
+    assert again is None or again.role == flip.role
+
+
+def test_encode_workers_are_left_alone():
+    idle = [worker(f"e{number}", pb.ROLE_ENCODE) for number in range(3)]
+    assert Cluster(worker("p", P, waiting(2_000)), worker("d", D), *idle).first_flip(60) is None
+    full = Reserved(prompt_tokens=9_000, requests=9)
+    busy = [worker(f"e{number}", pb.ROLE_ENCODE, full) for number in range(3)]
+    assert Cluster(worker("p1", P), worker("p2", P), worker("d", D), *busy).first_flip(60) is None

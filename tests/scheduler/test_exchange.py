@@ -143,30 +143,22 @@ async def test_a_placement_can_use_room_reported_in_its_message():
         await line.close()
 
 
-async def test_requests_behind_an_unanswered_message_fail_with_it(line):
+@pytest.mark.parametrize(("ends", "text"), [("the scheduler", "does not answer"), ("the router", "given up")])
+async def test_requests_behind_an_unanswered_message_fail_with_it(line, ends, text):
     line.held.clear()
     stuck = asyncio.create_task(line.ask("stuck"))
     await line.asked(1)
     behind = asyncio.create_task(line.ask("behind"))
     await asyncio.sleep(0)
-    line._schedulers = Endpoints(f"127.0.0.1:{free_port()}")
-    line.held.set()
+    if ends == "the router":
+        await line.close()
+    else:
+        line._schedulers = Endpoints(f"127.0.0.1:{free_port()}")
+        line.held.set()
     for one in (stuck, behind):
-        with pytest.raises(SchedulerUnavailable, match="does not answer"):
+        with pytest.raises(SchedulerUnavailable, match=text):
             await one
     assert line.sizes == [1]
-
-
-async def test_close_fails_waiting_requests(line):
-    line.held.clear()
-    stuck = asyncio.create_task(line.ask("stuck"))
-    await line.asked(1)
-    behind = asyncio.create_task(line.ask("behind"))
-    await asyncio.sleep(0)
-    await line.close()
-    for one in (stuck, behind):
-        with pytest.raises(SchedulerUnavailable, match="given up"):
-            await one
 
 
 async def test_a_placement_is_returned_if_its_caller_has_left(line, operator):

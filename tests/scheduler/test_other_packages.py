@@ -12,7 +12,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from harness.packages import install
 from harness.scheduling import identity, need
-from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually, free_port, listening
+from harness.support import BATON, PATIENCE, ROOT, eventually, free_port, listening
 
 PACKAGE = ROOT / "tests" / "plugins" / "baton-affinity"
 POLICY = {"scorers": {"prefix_affinity": 1.0}, "picker": "best"}
@@ -61,11 +61,3 @@ async def test_prompts_with_the_same_prefix_go_to_the_same_worker(address):
         again = [await place(client, f"again-{prefix}", prefix) for prefix in PREFIXES]
         assert first == again
         assert set(first) == {"p1", "p2"}
-
-
-def test_the_name_is_unknown_without_the_package():
-    done = subprocess.run(
-        command(f"127.0.0.1:{free_port()}"), capture_output=True, text=True, timeout=CALL_S, check=False
-    )
-    assert done.returncode != 0
-    assert "scheduler.policy: there is no policy part 'prefix_affinity'" in done.stderr

@@ -15,7 +15,7 @@ from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.worker_session import WorkerSession
-from harness.scheduling import Options, capacity, free_port, held, identity, need, until
+from harness.scheduling import Options, capacity, free_port, held, identity, need, until, working
 from tests.scheduler.conftest import scheduler_process
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
@@ -46,11 +46,7 @@ class Pair:
 
     async def work(self, worker_id, role=M):
         client = await self._stack.enter_async_context(SchedulerClient(self.address))
-        session = WorkerSession(client, identity(worker_id, role), pb.WorkerLoad)
-        self._stack.push_async_callback(session.close)
-        await session.start(5)
-        await session.ready(capacity())
-        return session
+        return await self._stack.enter_async_context(working(client, identity(worker_id, role)))
 
     async def route(self, number):
         """Start a router with this home scheduler."""
@@ -166,10 +162,8 @@ async def test_late_placements_of_a_hanging_scheduler_are_superseded(redis_serve
         SchedulerServer(options) as server,
         SchedulerClient(f"{address},{options.address}") as anybody,
         SchedulerClient(address, router_id="router") as late,
+        working(anybody, identity("m")),
     ):
-        session = WorkerSession(anybody, identity("m"), pb.WorkerLoad)
-        await session.start(5)
-        await session.ready(capacity())
         name = next(name for name in iter(lambda: uuid.uuid4().hex, "") if anybody.home(name) == address)
         async with SchedulerClient(anybody.address, router_id=name) as client:
             await late.describe()
@@ -197,7 +191,6 @@ async def test_late_placements_of_a_hanging_scheduler_are_superseded(redis_serve
 
             await until(the_later_ones_alone, 10)
             assert {one.booking.attempt for one in server._ledger.live.values()} == holding
-            await session.close()
 
 
 async def test_the_oldest_request_goes_first_at_any_scheduler(two):

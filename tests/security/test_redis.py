@@ -99,10 +99,3 @@ async def test_missing_permissions_are_reported(serve, change, topic):
     await store.close()
     assert "docs/security.md" in str(error.value)
     assert PASSWORD not in str(error.value)
-
-
-async def test_a_wrong_password_is_reported(serve):
-    store = RedisStore(serve(RULES).replace(PASSWORD, "guess"), TOPIC)
-    with pytest.raises(StoreRefuses, match="refused the password"):
-        await store.open()
-    await store.close()

@@ -2,7 +2,7 @@
 
 This is SuffixDecoding (Oliaro et al., 2024, arXiv 2411.04975), with the parameters of vLLM's method of that
 name. The longer the match, the longer the draft, until the frequencies of its tokens make it improbable.
-docs/decisions/0004-own-suffix-proposer.md says why Arctic Inference's implementation is not used.
+Arctic Inference's implementation has no wheels, and cannot continue tokens that are not verified yet.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Encrypt bulk data between two processes that agreed on keys over a TLS connection, with AES-256-GCM.
 
-Each direction has its own key, and the nonce is the piece's number (docs/decisions/0061).
+Each direction has its own key, and the nonce is the piece's number. Python's TLS encrypts 16 KiB per call and
+took 1.5 to 1.7 CPU seconds per GB; hosts may lack the kernel's TLS.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ import importlib.metadata
 import os
 import random
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from baton.handoff.errors import HandoffError
 from baton.services.config import load
 from harness.engines import EngineProcess, Options, clear_prompt, decode, generate
 from harness.packages import install
-from harness.support import PATIENCE, ROOT
+from harness.support import ROOT, eventually
 from tests.handoff import checkpoints
 from tests.handoff.caches import released
 from tests.handoff.engines import loaded_of, read
@@ -52,10 +51,7 @@ def engine(site, kv_folder, tmp_path_factory):
 
 
 def until_empty(folder):
-    deadline = time.monotonic() + 10 * PATIENCE
-    while list(folder.iterdir()):
-        assert time.monotonic() < deadline, "a file stayed behind"
-        time.sleep(0.01)
+    eventually(lambda: not list(folder.iterdir()), 10, "no file stays behind", 0.01)
 
 
 @pytest.mark.timeout(240)

@@ -5,14 +5,14 @@ import signal
 import socket
 import threading
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 import numpy as np
 import pytest
 
 from baton.handoff import frames
 from baton.handoff.errors import PullCancelled, PullTimeout, TransportFailed, UnknownHandoff
-from baton.handoff.frames import RECORDS, SHUT
+from baton.handoff.frames import FAIL, PULL, RECORDS, SHUT
 from baton.handoff.memory import segments
 from baton.handoff.save import door, service
 from baton.handoff.transports.tcp import Lines, Tcp
@@ -84,24 +84,17 @@ def test_memory_released_under_a_stream_stays(source, tcp):
 # ---- ends
 
 
-def test_a_deadline_that_is_moved_while_a_pull_waits_counts(source, tcp):
+@pytest.mark.parametrize("error", [PullTimeout, PullCancelled], ids=["its deadline is moved", "cancelled"])
+def test_a_waiting_pull_ends_at_once_at_both_ends(source, tcp, error):
     source.save(4, there=1)
     pull = source.pull()
     chunks = tcp.pull(pull)
     next(chunks)
-    threading.Timer(0.2, setattr, (pull.cancellation, "deadline", 0.0)).start()
-    with pytest.raises(PullTimeout):
-        ends_soon(lambda: next(chunks))
-    eventually(source.is_quiet, 2, "the source's thread is free")
-
-
-def test_a_cancelled_pull_ends_at_once_at_both_ends(source, tcp):
-    source.save(4, there=1)
-    pull = source.pull()
-    chunks = tcp.pull(pull)
-    next(chunks)
-    threading.Timer(0.2, pull.cancellation.set).start()
-    with pytest.raises(PullCancelled):
+    ends = (
+        (setattr, (pull.cancellation, "deadline", 0.0)) if error is PullTimeout else (pull.cancellation.set,)
+    )
+    threading.Timer(0.2, *ends).start()
+    with pytest.raises(error):
         ends_soon(lambda: next(chunks))
     eventually(source.is_quiet, 2, "the source's thread is free")
 
@@ -231,6 +224,39 @@ def test_connections_without_a_session_are_refused(source, words, text):
     with knock(source.service.address, source.service.door_port) as stranger:
         stranger.sendall(words)
         assert text in said(stranger)
+
+
+WRONG = [
+    *(
+        lambda _, kind=kind: frames.Frame(kind)
+        for kind in (RECORDS, frames.WAIT, FAIL, PULL, b"XXXX", bytes(4))
+    ),
+    lambda _: frames.Frame(PULL, bytes(70_000)),
+    lambda _: frames.Frame(PULL, b"\x0a\xff"),  # a string longer than the message
+    *(
+        lambda source, key=key, value=value: source.wanted(**{key: value})
+        for key, values in {
+            "request_id": ("", "other", "r\0", "v" * 100_000),
+            "epoch": (0, 2, 2**64 - 1),
+            "rank": (1, 2**32 - 1),
+            "first_block": (1, 4, 2**32 - 1),
+            "num_blocks": (0, 5, 2**32 - 1),
+            "ticket": (b"", bytes(16)),
+        }.items()
+        for value in values
+    ),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_requests_are_refused_and_change_nothing(source, tcp, wrong):
+    source.save(4)
+    line, greeting = connect(source.service.address)
+    with closing(line):
+        line.send(wrong(source), before=greeting)
+        with suppress(frames.Broken):  # it may hang up
+            assert line.receive().kind == FAIL
+    assert np.array_equal(drain(tcp, source.pull()), source.data)
 
 
 def test_a_session_admits_one_connection_and_expires(source, monkeypatch):

@@ -1,43 +1,38 @@
 """An engine's cores, memory, blocks and prompt share."""
 
 import os
-import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.config import CacheConfig, ModelConfig
+from vllm.platforms import current_platform
+from vllm.v1.core.kv_cache_utils import update_kv_cache_capacity
+from vllm.v1.kv_cache_interface import (
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+)
+from vllm.v1.worker.utils import request_memory
 
 from baton.services.config import load
+from baton.services.engine.args import largest_image
+from baton.services.engine.build import (
+    EnginePlan,
+    _add_encoding,
+    _gpu_arguments,
+    build_config,
+    cores_of_ranks,
+    measures_share,
+    parse_cores,
+)
+from baton.services.engine.data_parallel import GangRank
+from baton.services.engine.info import _block_share, _block_size
 from baton.services.engine.refusals import reason
 from baton.services.errors import ConfigError
 from harness.architectures.registry import VISIONS
 from harness.deployment import MODEL
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from vllm.config import CacheConfig, ModelConfig
-    from vllm.platforms import current_platform
-    from vllm.v1.core.kv_cache_utils import update_kv_cache_capacity
-    from vllm.v1.kv_cache_interface import (
-        KVCacheConfig,
-        KVCacheGroupSpec,
-        MLAAttentionSpec,
-        SlidingWindowMLASpec,
-    )
-    from vllm.v1.worker.utils import request_memory
-
-    from baton.services.engine.args import largest_image
-    from baton.services.engine.build import (
-        EnginePlan,
-        _add_encoding,
-        _gpu_arguments,
-        build_config,
-        cores_of_ranks,
-        measures_share,
-        parse_cores,
-    )
-    from baton.services.engine.data_parallel import GangRank
-    from baton.services.engine.info import _block_share, _block_size
 
 OURS = sorted(os.sched_getaffinity(0))
 GIB = 1 << 30

@@ -4,17 +4,13 @@ import warnings
 
 import pytest
 import torch
+from vllm.platforms import current_platform
+from vllm.plugins import load_general_plugins
 
 from baton.services.config import load
+from baton.services.engine.build import EnginePlan, build_config
 from baton.services.errors import ConfigError
 from harness.architectures.registry import ARCHITECTURES
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from vllm.platforms import current_platform
-    from vllm.plugins import load_general_plugins
-
-    from baton.services.engine.build import EnginePlan, build_config
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="back ends of CPUs")
 

@@ -13,6 +13,7 @@ from baton.handoff.params import load_params
 from baton.services.engine import host as hosts
 from baton.services.engine.info import info_of
 from harness.engines import EngineProcess, Options, clear_prompt, generate, prefill, queue_batches
+from harness.fake_worker import until
 from tests.handoff import checkpoints
 from tests.handoff.engines import manifest_of, read, watched
 
@@ -114,10 +115,7 @@ def pull_during_a_step(engine, name, prompt, manifest, written):
             host._messages.put(lambda: None)
             await asyncio.to_thread(entered.wait, POLL_S)
             host.begin_load(name, 1, manifest)
-            deadline = time.monotonic() + POLL_S
-            while loads[name, 1].state is not State.HELD:
-                assert time.monotonic() < deadline, "it is not pulled during a step"
-                await asyncio.sleep(0.001)
+            await until(lambda: loads[name, 1].state is State.HELD, "it is pulled during a step", POLL_S)
             host.resume(name, 1, manifest, lambda: engine.give(name, written))
             assert len(seen) == 1
             free.set()
@@ -147,10 +145,7 @@ def steps_while_waiting(engine, count):
             await asyncio.sleep(1.0)
             counted = len(seen) - before
             host.abort(names)
-            deadline = time.monotonic() + POLL_S
-            while engine.core.scheduler.requests:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.001)
+            await until(lambda: not engine.core.scheduler.requests, "all requests have left", POLL_S)
         return counted
 
     return asyncio.run(run())

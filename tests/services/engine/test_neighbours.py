@@ -3,22 +3,18 @@
 Every field of the OpenAI requests and of vLLM's SamplingParams is listed here; a new one makes a test fail.
 """
 
-import warnings
 from dataclasses import dataclass
 
 import pytest
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.platforms import current_platform
+from vllm.sampling_params import SamplingParams
 
 from harness.engines import EngineProcess, Options
 from harness.support import ROOT
 from tests.services.engine.neighbours import Told, together
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-    from vllm.platforms import current_platform
-    from vllm.sampling_params import SamplingParams
 
 pytestmark = [
     pytest.mark.timeout(240),

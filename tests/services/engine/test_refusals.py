@@ -1,10 +1,21 @@
-"""Test how vLLM's errors are reworded. tests/e2e/test_bad_start.py has vLLM's real errors."""
+"""How vLLM's errors are reworded. tests/e2e/test_bad_start.py has those of an engine that loads."""
+
+import json
+import warnings
 
 import pytest
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
+from baton.errors import BatonError
+from baton.services.config import load
 from baton.services.engine.refusals import LONGEST, reason
 from baton.services.errors import ConfigError
+from harness.deployment import MODEL
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from baton.services.engine.build import EnginePlan, _explaining, build_config
+    from baton.services.router.vllm import frontend
 
 
 class CacheConfig(BaseModel):
@@ -48,3 +59,65 @@ def test_there_is_always_a_reason():
     assert reason(KeyError("rope_theta")) == "KeyError: 'rope_theta'"
     assert reason(AssertionError()) == "AssertionError"
     assert reason(ConfigError("as it is")) == "as it is"
+
+
+def refused(build, **engine):
+    """Return why an engine or a router is not built with these settings."""
+    settings = load({"engine": {"model": str(MODEL), "dtype": "float32", **engine}})
+    with pytest.raises(BatonError) as caught, _explaining(settings.engine):
+        build(settings)
+    return str(caught.value)
+
+
+def worker(settings):
+    build_config(EnginePlan(settings, "worker", "fingerprint", needs_handoffs=True))
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"max_model_len": 999999}, "engine.max_model_len (value 999999): the model takes at most 2048"),
+        ({"tensor_parallel_size": 64}, "the engine has 64 ranks here (engine.tensor_parallel_size"),
+        (
+            {"max_num_batched_tokens": 32},
+            "engine.max_num_batched_tokens (--max-num-batched-tokens) (32) must be greater than or equal to "
+            "engine.max_num_seqs (--max-num-seqs) (64)",
+        ),
+        ({"extra": {"max_num_seqs": -3}}, "engine.extra.max_num_seqs: Input"),
+        ({"extra": {"quantization": "fp8"}}, "does not go with engine.dtype (--dtype) float32"),
+        ({"extra": {"device": "cuda"}}, "engine.extra.device: vLLM"),
+    ],
+    ids=str,
+)
+def test_vllm_refuses_a_worker(engine, said):
+    assert said in refused(worker, **engine)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "nope"}, "names the model type 'nope', which transformers does not have"),
+        ({"architectures": ["NopeForCausalLM"]}, "['NopeForCausalLM'] are not supported"),
+    ],
+    ids=str,
+)
+def test_vllm_refuses_a_model(tmp_path, config, said):
+    for file in MODEL.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    changed = json.loads((MODEL / "config.json").read_text()) | config
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    assert said in refused(worker, model=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"max_model_length": 4}, "engine.extra.max_model_length:"),
+        ({"quantization": "nope"}, "Unknown quantization method: nope"),
+        ({"enforce_eager": "maybe"}, "engine.extra.enforce_eager:"),
+    ],
+    ids=str,
+)
+def test_vllm_refuses_a_router(extra, said):
+    assert said in refused(frontend.build_config, extra=extra)

@@ -1,22 +1,18 @@
 """The blocks of a request, for each kind of group."""
 
-import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from vllm.v1.kv_cache_interface import (
-        ChunkedLocalAttentionSpec,
-        CircularBufferSpec,
-        FullAttentionSpec,
-        MambaSpec,
-        SlidingWindowSpec,
-    )
-
-    from baton.services.engine.request_blocks import most_blocks
+from baton.services.engine.request_blocks import most_blocks
 
 _HEADS = {"num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
 IN_STEP = 128

@@ -3,16 +3,12 @@
 import warnings
 
 import pytest
+from vllm.platforms import current_platform
 
 from baton.services.config import load
+from baton.services.engine.build import EnginePlan, build_config
 from baton.services.errors import ConfigError
 from harness.architectures.registry import ARCHITECTURES
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from vllm.platforms import current_platform
-
-    from baton.services.engine.build import EnginePlan, build_config
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="arguments of CPUs")
 

@@ -1,19 +1,15 @@
 """Structs survive encoding, with arrays of any size, and invalid bytes are refused."""
 
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-with warnings.catch_warnings():  # torch triggers its own deprecation warnings on import
-    warnings.simplefilter("ignore")
-    import torch
-    from vllm.sampling_params import SamplingParams
-    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
-    from vllm.v1.outputs import LogprobsLists, LogprobsTensors
-
-    from baton.services.engine import wire
+from baton.services.engine import wire
 
 
 def _request(**changes):

@@ -211,17 +211,6 @@ def test_a_worker_that_does_not_end_with_its_gang_is_killed(fleet, gang, monkeyp
     assert not first.budget.deaths
 
 
-def test_the_others_keep_serving_while_they_can(fleet):
-    prefill, decode, _ = pair(fleet)
-    fleet.kill(decode, 3)
-    assert "decode-0: died 3 times within 1 min (signal SIGKILL): given up" in fleet.said[-1]
-    assert "the others keep serving" in fleet.said[-1]
-    assert not fleet.parts.waiting_for
-    fleet.kill(prefill, 2)
-    with pytest.raises(StartError, match="prefill-0 died 3 times within 1 min, and no worker is left"):
-        fleet.kill(prefill)
-
-
 def test_without_a_router_nothing_can_serve(fleet):
     *_, router = pair(fleet)
     fleet.kill(router, 2)

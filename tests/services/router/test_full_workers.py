@@ -1,13 +1,13 @@
 """Workers enforce their own limits: what a Start says about its booking, and what follows a refusal."""
 
 import asyncio
-import time
 
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed
 from baton.services.router import relay
+from harness import scheduling
 from harness.fake_worker import BLOCK_SIZE, FakeWorker, Fault, answer, until
 from harness.support import PATIENCE
 from tests.services.router.asking import LONG, PROMPT, booked, right, share
@@ -32,13 +32,13 @@ def blocks(prompt, output):
 
 async def known(cluster):
     """Wait until the router's snapshot has all workers."""
-    deadline = time.monotonic() + 5 * PATIENCE
-    ready = {one.identity.worker_id for one in cluster.scheduler.standby.workers if one.state == READY}
-    while ready != cluster.members.workers.keys():
-        assert time.monotonic() < deadline, ready
+
+    async def so():
         await cluster.scheduler.refresh()
-        ready = {one.identity.worker_id for one in cluster.scheduler.standby.workers if one.state == READY}
-        await asyncio.sleep(0.02)
+        ready = (one.identity.worker_id for one in cluster.scheduler.standby.workers if one.state == READY)
+        return set(ready) == cluster.members.workers.keys()
+
+    await scheduling.until(so)
 
 
 async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_token(cluster):

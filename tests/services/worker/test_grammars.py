@@ -4,7 +4,7 @@ import time
 
 from baton.protos import worker_pb2 as pb
 from harness.support import PATIENCE, eventually
-from tests.services.worker.router import DECODE, PREFILL, StructuredOutputsParams, connected, prompt, request
+from tests.services.worker.router import DECODE, StructuredOutputsParams, connected, prompt, request
 
 LETTERS = [*range(ord("a"), ord("z") + 1)]  # the tokenizer's tokens are bytes
 # Seventy letters, then a digit, which the request does not allow: found only at the end of the answer.
@@ -62,19 +62,6 @@ async def test_an_answer_that_cannot_continue_fails_alone(prefill, mixed):
         rest = await target.run(core, DECODE, source=source.source(core))
         assert "after 70 tokens" in refused(rest)
         assert len((await target.end("neighbour")).tokens) == 200
-
-
-async def test_a_grammar_that_nothing_satisfies_is_refused_before_the_prefill(prefill):
-    async with connected(prefill.address) as stream:
-        for number, grammar in enumerate(
-            (
-                StructuredOutputsParams(grammar="root ::= root"),
-                StructuredOutputsParams(regex="[^\\s\\S]"),
-                StructuredOutputsParams(json='{"$ref": "#"}'),
-            )
-        ):
-            core = request(f"empty {number}", prompt(20), structured_outputs=grammar)
-            assert "no answer satisfies" in refused(await stream.run(core, PREFILL))
 
 
 async def test_each_request_uses_the_backend_that_its_grammar_needs(mixed):

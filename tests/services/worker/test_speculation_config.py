@@ -7,14 +7,11 @@ import warnings
 import pytest
 
 from baton.services.config import load
+from baton.services.engine.build import EnginePlan, build_config
+from baton.services.engine.patches.draft_length import least_drafts
+from baton.services.engine.rank_settings import ADDITIONAL
 from baton.services.errors import ConfigError
 from harness.architectures.registry import ARCHITECTURES
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from baton.services.engine.build import EnginePlan, build_config
-    from baton.services.engine.patches.draft_length import least_drafts
-    from baton.services.engine.rank_settings import ADDITIONAL
 
 MIMO = ARCHITECTURES["mtp-mimo"]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}

@@ -198,6 +198,14 @@ class Noting:
         self.steps.append(step)
 
 
+def drafting_scheduler(update_from_output, ahead=0):
+    return SimpleNamespace(
+        dynamic_sd_lookup=[3],
+        update_from_output=update_from_output,
+        scheduler_config=SimpleNamespace(async_scheduling=bool(ahead)),
+    )
+
+
 def test_drafts_that_came_with_a_handoff_do_not_count():
     stats = SimpleNamespace(num_draft_tokens_per_pos=[2, 2, 1], num_accepted_tokens_per_pos=[2, 1, 0])
     given = SimpleNamespace(scheduler_stats=SimpleNamespace(spec_decoding_stats=stats))
@@ -206,12 +214,7 @@ def test_drafts_that_came_with_a_handoff_do_not_count():
         model_runner_output.sampled_token_ids.clear()  # vLLM may change them in place
         return {0: given}
 
-    scheduler = SimpleNamespace(
-        dynamic_sd_lookup=[3],
-        update_from_output=update_from_output,
-        scheduler_config=SimpleNamespace(async_scheduling=False),
-    )
-    chooser = Noting()
+    scheduler, chooser = drafting_scheduler(update_from_output), Noting()
     seam = DraftLengthSeam(scheduler, chooser)
     step = SimpleNamespace(
         num_scheduled_tokens={"new": 3, "old": 4},
@@ -231,15 +234,7 @@ def test_drafts_that_came_with_a_handoff_do_not_count():
 
 @pytest.mark.parametrize("ahead", [0, 1], ids=["in turn", "asynchronous"])
 def test_a_step_verifies_what_the_step_before_it_was_to_draft(ahead):
-    def update_from_output(scheduler_output, model_runner_output):
-        del scheduler_output, model_runner_output
-        return {}
-
-    scheduler = SimpleNamespace(
-        dynamic_sd_lookup=[3],
-        update_from_output=update_from_output,
-        scheduler_config=SimpleNamespace(async_scheduling=bool(ahead)),
-    )
+    scheduler = drafting_scheduler(lambda scheduler_output, model_runner_output: {}, ahead)  # noqa: ARG005
     chooser = Noting()
     seam = DraftLengthSeam(scheduler, chooser)
     flying = []

@@ -11,6 +11,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from vllm.config import CUDAGraphMode, SpeculativeConfig, VllmConfig
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+from vllm.v1.worker.gpu import buffer_utils, model_runner
+from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+from vllm.v1.worker.gpu.states import RequestState
 
 from baton.kernels.ngram_match import naive
 from baton.services.engine.patches import drafts_v2, step_times
@@ -19,15 +25,6 @@ from baton.services.engine.patches.drafts_v2 import Matching
 from baton.services.engine.patches.replace import install
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # vLLM's imports
-    from vllm.config import CUDAGraphMode, SpeculativeConfig, VllmConfig
-    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
-    from vllm.v1.worker.gpu import buffer_utils, model_runner
-    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
-    from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
-    from vllm.v1.worker.gpu.states import RequestState
 
 SLOTS, WIDTH, MOST = 6, 64, 5
 CPU = torch.device("cpu")

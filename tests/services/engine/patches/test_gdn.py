@@ -1,19 +1,15 @@
 """Gated DeltaNet on CPUs with varying numbers of drafts, compared with one convolution of the whole text."""
 
 import random
-import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm import _custom_ops
+from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+from vllm.platforms import current_platform
 
 from baton.services.engine.patches import table
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from vllm import _custom_ops
-    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
-    from vllm.platforms import current_platform
 
 KERNEL, MOST, HEAD, SLOTS, REQUESTS, STEPS = 4, 3, 128, 9, 2, 12
 CHANNELS, PLACES = 3 * HEAD, KERNEL - 1 + MOST

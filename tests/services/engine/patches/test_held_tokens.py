@@ -1,23 +1,18 @@
 """In streams with stop strings, text and token ids arrive together."""
 
 import random
-import warnings
 
 import pytest
+from transformers import AutoTokenizer
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.parser import ParserManager
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine.output_processor import OutputProcessor
 
+from baton.services.engine.patches import held_tokens
+from baton.services.engine.patches.replace import install
 from harness.api_site import spelled, thinking_model
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from transformers import AutoTokenizer
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.parser import ParserManager
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
-    from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
-    from vllm.v1.engine.output_processor import OutputProcessor
-
-    from baton.services.engine.patches import held_tokens
-    from baton.services.engine.patches.replace import install
 
 THOUGHT, SAID = "Let me see, it is a town. ", "It is Paris, of coursé."
 TOKENS = spelled(THOUGHT, "</think>", SAID)

@@ -1,19 +1,15 @@
 """Mamba-2's CPU functions with drafts, compared with processing one token after another."""
 
 import random
-import warnings
 
 import pytest
 import torch
+from vllm.config import MambaConfig
+from vllm.model_executor.layers.mamba import mamba_mixer2
+from vllm.model_executor.layers.mamba.ops import ssu_dispatch
+from vllm.platforms import current_platform
 
 from baton.services.engine.patches import table
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from vllm.config import MambaConfig
-    from vllm.model_executor.layers.mamba import mamba_mixer2
-    from vllm.model_executor.layers.mamba.ops import ssu_dispatch
-    from vllm.platforms import current_platform
 
 KERNEL, MOST, HEADS, SIZE, STATE, SLOTS, REQUESTS, STEPS = 4, 3, 2, 16, 16, 9, 2, 10
 CHANNELS, PLACES = 48, KERNEL - 1 + MOST

@@ -6,14 +6,11 @@ import warnings
 from pathlib import Path
 
 import pytest
+from vllm.platforms import current_platform
 
 from baton.services.engine.patches import table
 from baton.services.engine.patches.replace import located, wrappers
 from harness.support import PYTHON, ROOT
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from vllm.platforms import current_platform
 
 DRAFTING = "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids"
 HERE = ("any", "CPU" if current_platform.is_cpu() else "GPU")
@@ -65,8 +62,3 @@ def test_patches_are_applied_once_and_in_order():
         names = [wrapper.__module__.removeprefix("baton.services.engine.patches.") for wrapper in found]
         rows = [patch for patch in table.PATCHES if symbol in patch.symbols and patch.platform in HERE]
         assert names == [patch.name for patch in rows]
-
-
-def test_undrafted_wraps_the_patches_that_draft():
-    names = [one.name for one in table.PATCHES if DRAFTING in one.symbols]
-    assert names == ["idle_drafter", "drafts_v1", "undrafted", "step_times"]

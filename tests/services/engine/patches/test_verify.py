@@ -7,6 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.platforms import current_platform
+from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.worker.gpu import buffer_utils
+from vllm.v1.worker.gpu.sample.states import SamplingStates
 
 from baton.kernels.verify import verify
 from baton.services.config import EngineSettings
@@ -19,17 +27,6 @@ from harness.architectures import dense
 from harness.speculation.sampling import Engine, Order, Way, expected, fit, prompt, reference
 from harness.support import ROOT
 from tests.services.engine.host_buffer import HostBuffer
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # vLLM's imports
-    from vllm.platforms import current_platform
-    from vllm.v1.sample.logits_processor import LogitsProcessors
-    from vllm.v1.sample.metadata import SamplingMetadata
-    from vllm.v1.sample.rejection_sampler import RejectionSampler
-    from vllm.v1.sample.sampler import Sampler
-    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-    from vllm.v1.worker.gpu import buffer_utils
-    from vllm.v1.worker.gpu.sample.states import SamplingStates
 
 VOCABULARY = 97
 DRAFTED = [[3, 4], [], [5], [6, 7, 8]]

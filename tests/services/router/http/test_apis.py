@@ -306,15 +306,6 @@ async def test_a_response_that_was_cut_is_incomplete(site, thoughts):
     assert complete[-1]["response"]["output"][-1]["status"] == "completed"
 
 
-async def test_openais_client_understands_a_cut_response(site):
-    site.says(SAID)
-    async with site.openai(KEY) as client:
-        answer = await client.responses.create(**RESPONSE, max_output_tokens=3)
-        assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-        stream = await client.responses.create(**RESPONSE, max_output_tokens=3, stream=True)
-        assert [event.type async for event in stream][-1] == "response.incomplete"
-
-
 async def test_calls_that_were_cut(site):
     """Each API says that the answer was cut, whole or streamed, so clients do not run an incomplete call."""
     tools = [{"type": "function", "function": TOOL}]

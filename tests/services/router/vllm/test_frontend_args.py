@@ -1,18 +1,14 @@
 import dataclasses
 import re
-import warnings
 
 import pytest
+from vllm.entrypoints.launchers.cli_args import FrontendArgs, make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from baton.services.config import EngineSettings, RouterSettings
 from baton.services.errors import ConfigError
 from baton.services.router.vllm.frontend_args import REFUSED, frontend_namespace
 from harness.support import ROOT
-
-with warnings.catch_warnings():  # torch warns of its own deprecations while it is imported
-    warnings.simplefilter("ignore")
-    from vllm.entrypoints.launchers.cli_args import FrontendArgs, make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 GZIP = "starlette.middleware.gzip.GZipMiddleware"
 PAGE = ROOT / "docs" / "frontend.md"
