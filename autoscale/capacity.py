@@ -43,65 +43,61 @@ class Capacity:
     new_images: float = 1.0  # share of images computed rather than found at an encode worker
 
 
-@dataclass(slots=True)
-class _Speed:
-    """Sum up what a role's workers computed."""
+class _Fading:
+    """Sums in which earlier figures lose weight."""
 
-    tokens: float = 0.0
-    busy_s: float = 0.0
-    computed: float = 0.0  # prompt tokens or images
-    found: float = 0.0  # prompt tokens or images found in a cache
+    def __init__(self, number: int) -> None:
+        self.sums = [0.0] * number
 
     def fade(self, keep: float) -> None:
-        self.tokens, self.busy_s = keep * self.tokens, keep * self.busy_s
-        self.computed, self.found = keep * self.computed, keep * self.found
+        self.sums = [keep * one for one in self.sums]
 
-    def add(self, tokens: float, busy_s: float, computed: float, found: float) -> None:
-        self.tokens += tokens
-        self.busy_s += busy_s
-        self.computed += computed
-        self.found += found
+    def add(self, *more: float) -> None:
+        self.sums = [one + new for one, new in zip(self.sums, more, strict=True)]
+
+
+class _Speed(_Fading):
+    """Sum up what a role's workers did.
+
+    The sums: tokens, seconds at work, prompt tokens or images computed, and those found in a cache.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(4)
 
     @property
     def tokens_per_s(self) -> float | None:
-        return self.tokens / self.busy_s if self.tokens and self.busy_s else None
+        tokens, busy_s, _, _ = self.sums
+        return tokens / busy_s if tokens and busy_s else None
 
     @property
     def new(self) -> float:
         """The share that was computed."""
-        return self.computed / (self.computed + self.found) if self.computed else 1.0
+        _, _, computed, found = self.sums
+        return computed / (computed + found) if computed else 1.0
 
 
-@dataclass(slots=True)
-class _Fit:
-    """Sum up a weighted regression of gaps on batches."""
+class _Fit(_Fading):
+    """Sum up a weighted regression of gaps (y) on batches (n): weight, n, y, n * n, n * y."""
 
-    weight: float = 0.0
-    n: float = 0.0
-    y: float = 0.0
-    nn: float = 0.0
-    ny: float = 0.0
+    def __init__(self) -> None:
+        super().__init__(5)
 
-    def fade(self, keep: float) -> None:
-        self.weight, self.n, self.y = keep * self.weight, keep * self.n, keep * self.y
-        self.nn, self.ny = keep * self.nn, keep * self.ny
+    def see(self, weight: float, n: float, y: float) -> None:
+        self.add(weight, weight * n, weight * y, weight * n * n, weight * n * y)
 
-    def add(self, weight: float, requests: float, gap: float) -> None:
-        self.weight += weight
-        self.n += weight * requests
-        self.y += weight * gap
-        self.nn += weight * requests * requests
-        self.ny += weight * requests * gap
-
-    def line(self, slots: float) -> Gap:
-        """Return the least-squares line, shrunk towards a prior slope.
+    def line(self, slots: float) -> Gap | None:
+        """Return the least-squares line, shrunk towards a prior slope; None before there are figures.
 
         The prior has a full batch take twice as long as one request. It keeps the result meaningful while all
         batches seen were of one size.
         """
-        n, y = self.n / self.weight, self.y / self.weight
-        spread = max(0.0, self.nn / self.weight - n * n)
-        together = self.ny / self.weight - n * y
+        weight = self.sums[0]
+        if not weight or not slots:
+            return None
+        n, y, nn, ny = (one / weight for one in self.sums[1:])
+        spread = max(0.0, nn - n * n)
+        together = ny - n * y
         prior = y / (slots + n)
         slope = max((together + SPREAD * prior) / (spread + SPREAD), 0.01 * prior)
         base = y - slope * n
@@ -141,7 +137,7 @@ class CapacityMeter:
         return Capacity(
             self._prefill.tokens_per_s,
             self._prefill.new,
-            self._fit.line(self._slots) if self._fit.weight and self._slots else None,
+            self._fit.line(self._slots),
             self._slots,
             self._encode.tokens_per_s,
             self._encode.new,
@@ -164,4 +160,4 @@ class CapacityMeter:
         request_s = now.request_s - before.request_s
         # else it prefilled, and its gaps say little about decoding
         if tokens and request_s and computed <= tokens:
-            self._fit.add(busy_s, request_s / busy_s, request_s / tokens)
+            self._fit.see(busy_s, request_s / busy_s, request_s / tokens)

@@ -19,6 +19,7 @@ from baton.autoscale.histogram import SECONDS, share_below
 from baton.autoscale.orders import OTHER, SCALED, Draft
 from baton.autoscale.seen import Member, Plan, Seen
 from baton.autoscale.sizing import Counts, Work, work
+from baton.enums import role_name
 from baton.protos import scheduler_pb2 as pb
 
 AHEAD_S = 30.0  # s; how far ahead figures are predicted
@@ -74,9 +75,9 @@ class Decision:
     @property
     def orders(self) -> str:
         """The orders in words, for people; empty if there are none."""
-        said = [f"{one.worker_id} becomes a {_word(role)} worker" for one, role in self.flips]
-        said += [f"{place} starts ({_word(role)})" for place, role in self.starts]
-        said += [f"{one.worker_id} drains and ends ({_word(one.role)})" for one in self.stops]
+        said = [f"{one.worker_id} becomes a {role_name(role)} worker" for one, role in self.flips]
+        said += [f"{place} starts ({role_name(role)})" for place, role in self.starts]
+        said += [f"{one.worker_id} drains and ends ({role_name(one.role)})" for one in self.stops]
         return "; ".join(said)
 
 
@@ -188,10 +189,10 @@ class Controller:
                 return None
             came = Outlook(
                 new.requests / new.at,
-                new.prompt_tokens / new.at,
-                new.output_tokens / new.at,
-                share_below(new.first_token, SECONDS, self.goals.first_token_s),
-                share_below(new.gap, SECONDS, self.goals.gap_s),
+                new.load.prompt_tokens / new.at,
+                new.load.output_tokens / new.at,
+                share_below(new.load.first_token, SECONDS, self.goals.first_token_s),
+                share_below(new.load.gap, SECONDS, self.goals.gap_s),
             )
             settled = Settled(self._forecast.outlook, came)
         shares = todo.within(ready, self.goals)
@@ -204,7 +205,3 @@ class Controller:
         )
         self._forecast = _Forecast(outlook, totals)
         return settled
-
-
-def _word(role: pb.Role) -> str:
-    return pb.Role.Name(role).removeprefix("ROLE_").lower()

@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
 
-from baton.autoscale.histogram import SECONDS, TOKENS, middles
+from baton.autoscale.histogram import TOKENS, middles
+from baton.autoscale.loads import COUNTS, increase, summed
 from baton.protos import scheduler_pb2 as pb
 
 # s; the time constant of the rates: it determines a rate of 5 requests per second to within 10 %
 SMOOTH_S = 10.0
+_SMOOTHED = ("prompts", "images", *COUNTS)
 FORGET_S = 600.0  # s; a router silent for longer starts afresh when heard again
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The sums of all routers' counts since the meter started."""
+    """The sum of all routers' counts since the meter started."""
 
     at: float
-    requests: float = 0.0
-    prompt_tokens: float = 0.0
-    over: float = 0.0
-    output_tokens: float = 0.0
-    prompts: Sequence[float] = (0.0,) * (len(TOKENS) + 1)
-    first_token: Sequence[float] = (0.0,) * (len(SECONDS) + 1)
-    gap: Sequence[float] = (0.0,) * (len(SECONDS) + 1)
-    images: Sequence[float] = (0.0,) * (len(TOKENS) + 1)
-    image_tokens: float = 0.0
+    load: pb.RouterLoad = field(default_factory=pb.RouterLoad)
+
+    @property
+    def requests(self) -> int:
+        return sum(self.load.prompts)
 
     def since(self, then: Totals) -> Totals:
         """Return the counts since `then`; their `at` is the time that has passed."""
-        return Totals(
-            self.at - then.at,
-            self.requests - then.requests,
-            self.prompt_tokens - then.prompt_tokens,
-            self.over - then.over,
-            self.output_tokens - then.output_tokens,
-            _minus(self.prompts, then.prompts),
-            _minus(self.first_token, then.first_token),
-            _minus(self.gap, then.gap),
-            _minus(self.images, then.images),
-            self.image_tokens - then.image_tokens,
-        )
+        return Totals(self.at - then.at, increase(self.load, then.load))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,83 +53,48 @@ class DemandMeter:
         self._last: dict[str, tuple[float, pb.RouterLoad]] = {}
         self._started = False
         self.totals = Totals(0.0)
-        self._requests = 0.0  # per second, smoothed, like the following figures
-        self._prompt_tokens = 0.0
-        self._over = 0.0
-        self._output_tokens = 0.0
-        self._prompts: list[float] = [0.0] * (len(TOKENS) + 1)
-        self._images: list[float] = [0.0] * (len(TOKENS) + 1)
-        self._image_tokens = 0.0
+        self._rates: dict[str, list[float]] = {name: [] for name in _SMOOTHED}  # per second
 
     def take(self, at: float, routers: Mapping[str, pb.RouterLoad]) -> Demand:
         """Add what routers have counted since the last call."""
         before = self.totals
-        self.totals = self._add(at, routers)
+        self.totals = Totals(at, summed([before.load, *self._news(at, routers)]))
         if self._started:
             self._smooth(self.totals.since(before))
         self._started = True
-        mean = self._output_tokens / self._over if self._over > 1e-9 else 0.0
+        rate = {name: sum(values) for name, values in self._rates.items()}
         return Demand(
-            self._requests,
-            self._prompt_tokens,
-            mean,
-            _spread(self._prompts),
+            rate["prompts"],
+            rate["prompt_tokens"],
+            rate["output_tokens"] / rate["over"] if rate["over"] > 1e-9 else 0.0,
+            self._spread("prompts"),
             sum(load.waiting for load in routers.values()),
-            _spread(self._images),
-            self._image_tokens,
+            self._spread("images"),
+            rate["image_tokens"],
         )
 
-    def _add(self, at: float, routers: Mapping[str, pb.RouterLoad]) -> Totals:
-        """Return the totals with new counts added. A router counts from zero unless it predates the meter."""
-        total = self.totals
+    def _news(self, at: float, routers: Mapping[str, pb.RouterLoad]) -> list[pb.RouterLoad]:
+        """Return each router's new counts. A router counts from zero unless it predates the meter."""
+        news = []
         for key, load in routers.items():
-            _, last = self._last.get(key, (at, None if self._started else load))
+            _, last = self._last.get(key, (at, pb.RouterLoad() if self._started else load))
             self._last[key] = (at, load)
-            last = last or pb.RouterLoad()
-            prompts = _grow(total.prompts, load.prompts, last.prompts)
-            total = Totals(
-                at,
-                sum(prompts),
-                total.prompt_tokens + load.prompt_tokens - last.prompt_tokens,
-                total.over + load.over - last.over,
-                total.output_tokens + load.output_tokens - last.output_tokens,
-                prompts,
-                _grow(total.first_token, load.first_token, last.first_token),
-                _grow(total.gap, load.gap, last.gap),
-                _grow(total.images, load.images, last.images),
-                total.image_tokens + load.image_tokens - last.image_tokens,
-            )
+            news.append(increase(load, last))
         for key in [key for key, (heard, _) in self._last.items() if heard < at - FORGET_S]:
             del self._last[key]
-        return replace(total, at=at)
+        return news
 
     def _smooth(self, new: Totals) -> None:
         if new.at <= 0:
             return
         keep = math.exp(-new.at / SMOOTH_S)
         rate = (1 - keep) / new.at
-        self._requests = keep * self._requests + rate * new.requests
-        self._prompt_tokens = keep * self._prompt_tokens + rate * new.prompt_tokens
-        self._over = keep * self._over + rate * new.over
-        self._output_tokens = keep * self._output_tokens + rate * new.output_tokens
-        self._image_tokens = keep * self._image_tokens + rate * new.image_tokens
-        self._prompts = [
-            keep * old + rate * more for old, more in zip(self._prompts, new.prompts, strict=True)
-        ]
-        self._images = [keep * old + rate * more for old, more in zip(self._images, new.images, strict=True)]
+        for name, old in self._rates.items():
+            counted = getattr(new.load, name)
+            values = [counted] if isinstance(counted, int) else counted
+            pairs = zip_longest(old, values, fillvalue=0)
+            self._rates[name] = [keep * before + rate * more for before, more in pairs]
 
-
-def _spread(counts: Sequence[float]) -> list[tuple[float, float]]:
-    return middles(counts, TOKENS) if sum(counts) > 1e-9 else []
-
-
-def _grow(total: Sequence[float], now: Sequence[int], then: Sequence[int]) -> list[float]:
-    """Add the increase of a router's counts; counts it has not sent are zeros."""
-    size = len(total)
-    counts = [*now, *[0] * (size - len(now))]
-    before = [*then, *[0] * (size - len(then))]
-    return [all_ + new - old for all_, new, old in zip(total, counts, before, strict=False)]
-
-
-def _minus(now: Sequence[float], then: Sequence[float]) -> list[float]:
-    return [one - other for one, other in zip(now, then, strict=True)]
+    def _spread(self, name: str) -> list[tuple[float, float]]:
+        counts = self._rates[name]
+        return middles(counts, TOKENS) if sum(counts) > 1e-9 else []

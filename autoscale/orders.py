@@ -98,7 +98,7 @@ class Draft:
             for one in others
             if one.flips and one.worker_id not in quiet and to in self._allowed.get(one.name, (to,))
         ]
-        able.sort(key=lambda one: (_load(one), _by_name(one)))
+        able.sort(key=lambda one: (busyness(one), _by_name(one)))
         for one in able[: min(most, len(others) - 1)]:
             self.flips.append((one, to))
             for ordered in self.plan.values():
@@ -124,7 +124,7 @@ class Draft:
         flipped = {one.worker_id for one, _ in self.flips}
         ready = [one for one in self.seen.of(role) if not one.leaving and one.worker_id not in flipped]
         most = min(most, len(ready) - max(role in OTHER, bounds.least))
-        for one in sorted(sorted(ready, key=_by_name, reverse=True), key=_load):
+        for one in sorted(sorted(ready, key=_by_name, reverse=True), key=busyness):
             if most > 0 and self.remove(one.name):
                 self.stops.append(one)
                 most -= 1
@@ -143,7 +143,7 @@ class Draft:
         return one.role if one is not None else ordered[name]
 
 
-def _load(one: Member) -> tuple[int, int]:
+def busyness(one: Member) -> tuple[int, int]:
     return one.requests, one.queued_tokens
 
 

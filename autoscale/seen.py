@@ -24,6 +24,9 @@ class Member:
     queued_tokens: int  # prompt tokens placed on it and not prefilled yet
     requests: int  # placed on it and not finished
     slots: int  # batch size, or fewer if the KV cache holds fewer
+    step_tokens: int = 0  # most tokens in a step
+    blocks: int = 0  # KV blocks that it has
+    booked: int = 0  # blocks booked there
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,22 +113,15 @@ class PrefillEngine:
 
     def _add(self, at: float, length: int, way: Way) -> str:
         from vllm import SamplingParams
-        from vllm.v1.engine import EngineCoreRequest
+
+        from baton.services.engine import wire
 
         self._count += 1
         name = f"request {self._count}"
-        core = EngineCoreRequest(
-            request_id=name,
-            prompt_token_ids=[self._random.randrange(300, 1500) for _ in range(length)],
-            mm_features=None,
-            sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-            priority=fair_share.priority(at, length) if way.priority else 0,
-        )
+        prompt = [self._random.randrange(300, 1500) for _ in range(length)]
+        priority = fair_share.priority(at, length) if way.priority else 0
+        params = SamplingParams(temperature=0.0, max_tokens=1)
+        core = wire.new_request(name, prompt, params, priority=priority)
         self._engine.add_request(*self._engine.preprocess_add_request(core))
         return name
 

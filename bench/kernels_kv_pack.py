@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES, KVTable, naive, pack, unpack
+from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES, KVTable, pack, unpack
 from baton.kernels.kv_pack.table import LARGEST, TINY
 from bench.kernels import Case
 
@@ -80,28 +80,25 @@ def plain_unpack(cache: Cache) -> None:
 
 
 def check(device: str) -> None:
-    """Compare the kernel and its alternatives with naive.py. Raises AssertionError if they differ."""
-    ids = [4, 1, 7]
+    """Compare the kernel and its alternatives with the CPU's form. Raises AssertionError if they differ."""
+    shapes, ids = [SHAPES["GQA"], SHAPES["MLA"], (5 * BLOCK * 2 * 40, 40)], [4, 1, 7]
     for wire in WIRE_DTYPES:
-        cache = Cache([SHAPES["GQA"], SHAPES["MLA"], (5 * BLOCK * 2 * 40, 40)], 9, ids, wire, device)
-        before = [layer.cpu() for layer in cache.blocks]
-        records, digests = naive.pack(before, cache.widths, wire, ids)
-        found = cache.digests.cpu().numpy().view(np.uint64).tolist()
+        right, cache = (Cache(shapes, 9, ids, wire, one) for one in ("cpu", device))
+        before = [layer.clone() for layer in right.blocks]
+        _unpack(right)
         for name, made in (("pack", cache.records), ("plain_pack", plain_pack(cache))):
-            if [bytes(record) for record in made.cpu().numpy()] != records:
+            if not torch.equal(made.cpu(), right.records):
                 raise AssertionError(f"{name} is wrong: {wire}")
-        if found != digests:
+        if not torch.equal(cache.digests.cpu(), right.digests):
             raise AssertionError(f"the digests are wrong: {wire}")
-        expected = [layer.clone() for layer in before]
-        naive.unpack(records, cache.widths, wire, ids, expected)
         for way in (_unpack, plain_unpack):
             for layer, was in zip(cache.blocks, before, strict=True):
                 layer.copy_(was)
             cache.digests.fill_(-1)
             way(cache)
-            if not all(torch.equal(a.cpu(), b) for a, b in zip(cache.blocks, expected, strict=True)):
+            if not all(torch.equal(a.cpu(), b) for a, b in zip(cache.blocks, right.blocks, strict=True)):
                 raise AssertionError(f"{way.__name__} is wrong: {wire}")
-            if way is _unpack and cache.digests.cpu().numpy().view(np.uint64).tolist() != digests:
+            if way is _unpack and not torch.equal(cache.digests.cpu(), right.digests):
                 raise AssertionError(f"the digests of unpack are wrong: {wire}")
 
 

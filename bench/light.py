@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from harness.stats import percentile
@@ -17,24 +18,34 @@ IDLE_S = 1.0  # idle connections are not reused after this: servers close them a
 
 
 @dataclass
-class Reply:
-    """One response. Times are `time.perf_counter`'s."""
+class Timed:
+    """The times of one answer; they are `time.perf_counter`'s."""
 
     asked: float
+    arrivals: list[float] = field(default_factory=list)  # when each event with tokens arrived
+
+    @property
+    def ttft(self) -> float:
+        return self.arrivals[0] - self.asked
+
+    @property
+    def gaps(self) -> list[float]:
+        return [after - before for before, after in pairwise(self.arrivals)]
+
+
+@dataclass
+class Reply(Timed):
+    """One response."""
+
     status: int = 0  # 0: the connection ended without a response
     headers: bytes = b""
     body: bytes = b""  # a stream's last event
-    arrivals: list[float] = field(default_factory=list)  # when each event with tokens arrived
     done: float = 0.0
     whole: bool = False  # complete and without an error
 
     @property
     def took(self) -> float:
         return self.done - self.asked
-
-    @property
-    def gaps(self) -> list[float]:
-        return [after - before for before, after in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
 
 @dataclass
@@ -125,6 +136,12 @@ async def _read(reader: asyncio.StreamReader, reply: Reply) -> bool:
 Make = Callable[[], dict[str, Any]]
 
 
+def greedy(model: str, max_tokens: int, **more: Any) -> dict[str, Any]:
+    """Return a request for a streamed greedy answer of exactly `max_tokens`. more: further fields."""
+    own = {"temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True}
+    return {"model": model, "max_tokens": max_tokens, **own, **more}
+
+
 def body(
     draw: random.Random,
     prompt_tokens: int,
@@ -134,15 +151,8 @@ def body(
     vocabulary: tuple[int, int] = (100, 4_000),
 ) -> dict[str, Any]:
     """Return a request for a streamed greedy answer to a random prompt."""
-    return {
-        "model": model,
-        "prompt": [draw.randrange(*vocabulary) for _ in range(prompt_tokens)],
-        "max_tokens": answer_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-    }
+    prompt = [draw.randrange(*vocabulary) for _ in range(prompt_tokens)]
+    return greedy(model, answer_tokens, prompt=prompt)
 
 
 async def closed(client: Client, make: Make, streams: int, seconds: float) -> list[Reply]:
@@ -182,7 +192,7 @@ async def opened(
 
 def ttfts(replies: list[Reply]) -> list[float]:
     """Return the times to first token in ms of the replies that have one."""
-    return [1e3 * (one.arrivals[0] - one.asked) for one in replies if one.arrivals]
+    return [1e3 * one.ttft for one in replies if one.arrivals]
 
 
 def latencies(replies: list[Reply]) -> dict[str, float]:

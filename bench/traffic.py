@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from bench.light import Timed, greedy
 from bench.served import no_pauses
 from harness.stats import median, percentile
 
@@ -19,24 +20,14 @@ Prompt = list[int] | list[dict[str, Any]] | str  # token ids, a chat, or text
 
 
 @dataclass
-class Answer:
-    """A streamed answer. Times are `time.perf_counter`'s."""
+class Answer(Timed):
+    """A streamed answer."""
 
-    asked: float
-    arrivals: list[float] = field(default_factory=list)  # when each chunk with tokens arrived
     token_ids: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
         return len(self.token_ids)
-
-    @property
-    def ttft(self) -> float:
-        return self.arrivals[0] - self.asked
-
-    @property
-    def gaps(self) -> list[float]:
-        return [after - before for before, after in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
 
 async def stream(
@@ -54,16 +45,7 @@ async def stream(
     into: an answer to fill, for a caller that watches; more: further fields of the request.
     """
     chat = bool(prompt) and isinstance(prompt[0], dict)
-    body = {
-        "model": model,
-        "messages" if chat else "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-        **more,
-    }
+    body = greedy(model, max_tokens, **{"messages" if chat else "prompt": prompt, **more})
     answer = Answer(time.perf_counter()) if into is None else into
     path = "chat/completions" if chat else "completions"
     async with http.post(f"{url}/v1/{path}", json=body) as response:

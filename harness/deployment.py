@@ -134,7 +134,7 @@ class Deployment:
             process = Process(name, _popen([*COMMAND, *line], log, self.environment), log)
         else:
             forked = zygote.shared().baton(
-                name, line, self.folder, self.path, self.environment, SOON | self.constants, self.cores
+                name, line, self.folder, self.path, self.environment, {**SOON, **self.constants}, self.cores
             )
             process = Process(name, forked, log)
         self.processes[name] = process

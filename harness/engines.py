@@ -9,11 +9,10 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import tempfile
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -127,7 +126,8 @@ class Engine:
     ) -> Any:
         """Return a greedy request; `written` are its output tokens that another engine generated."""
         from vllm.sampling_params import SamplingParams
-        from vllm.v1.engine import EngineCoreRequest
+
+        from baton.services.engine import wire
 
         sampling = SamplingParams(
             temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=logprobs
@@ -135,17 +135,7 @@ class Engine:
         if written:
             sampling.extra_args = {GENERATED_KEY: len(written)}
         made, _ = self.core.preprocess_add_request(
-            EngineCoreRequest(
-                request_id=request_id,
-                prompt_token_ids=prompt,
-                mm_features=list(features) or None,
-                sampling_params=sampling,
-                pooling_params=None,
-                arrival_time=time.time(),
-                lora_request=None,
-                cache_salt=None,
-                data_parallel_rank=None,
-            )
+            wire.new_request(request_id, prompt, sampling, mm_features=list(features) or None)
         )
         made.kv_transfer_params = params
         if written:
@@ -316,22 +306,17 @@ def serve(connection: Connection) -> None:
         "VLLM_CONFIGURE_LOGGING": "0",  # takes a tenth of a second; warnings are shown without it
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # keeps a single rank in this process
     }
-    try:
+    with zygote.reporting(connection):
         if options.prepare is not None:
             options.prepare()
         if options.engine.get("distributed_executor_backend") == "mp":
             fork_ranks()
         engine = Engine(options)
-    except BaseException:
-        connection.send((False, traceback.format_exc()))
-        raise
     connection.send((True, None))
     while (asked := connection.recv()) is not None:
         function, arguments = asked
-        try:
+        with suppress(Exception), zygote.reporting(connection):
             connection.send((True, function(engine, *arguments)))
-        except Exception:  # noqa: BLE001 (raised in the test)
-            connection.send((False, traceback.format_exc()))
     # EngineCore.shutdown would also spend 1.4 s on garbage collection in a process that ends anyway.
     engine.core.model_executor.shutdown()
     engine.core.scheduler.shutdown()
@@ -360,40 +345,25 @@ class EngineProcess:
     """A process with one engine, forked from the zygote."""
 
     def __init__(self, options: Options) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-engine-")
-        self._process, self._connection = zygote.connected(
-            options.worker_id, f"{__name__}:serve", Path(self._folder.name)
-        )
-        self._connection.send(options)
+        self._remote = zygote.Remote(options.worker_id, f"{__name__}:serve", options)
 
     def __enter__(self) -> EngineProcess:
-        self._receive(START_S)
+        self._remote.receive(START_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
-            if self._process.poll() is None:
-                self._connection.send(None)
-                self._receive(CALL_S)
+            if self._remote.process.poll() is None:
+                self._remote.send(None)
+                self._remote.receive(CALL_S)
         finally:
-            zygote.end_all([self._process], END_S)
-            self._connection.close()
-            self._folder.cleanup()
+            self._remote.close(END_S)
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(END_S)
+        self._remote.process.kill()
+        self._remote.process.wait(END_S)
 
     def call(self, function: Callable[Concatenate[Engine, P], T], *arguments: P.args, **_: P.kwargs) -> T:
-        self._connection.send((function, arguments))
-        result: T = self._receive(CALL_S)
-        return result
-
-    def _receive(self, timeout_s: float) -> Any:
-        if not self._connection.poll(timeout_s):
-            self._process.kill()
-            raise TimeoutError(f"no answer from the engine's process within {timeout_s} s")
-        ok, result = self._connection.recv()
-        if not ok:
-            raise RuntimeError(result)
+        self._remote.send((function, arguments))
+        result: T = self._remote.receive(CALL_S)
         return result

@@ -9,8 +9,12 @@ from typing import Any
 
 from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, FinishReason
 
+from baton.handoff.reports import Problem
 from baton.protos import handoff_pb2, worker_pb2
+from baton.services.worker.following import Following
+from baton.services.worker.incoming import Event
 
+LEASE_S = 600.0  # how long saved KV and embeddings can be pulled
 EOS = 256  # the checkpoint's end token; lower tokens are bytes
 
 
@@ -51,6 +55,40 @@ class Fault:
     def at_once(self) -> bool:
         """Whether the fault happens before the request's source is complete."""
         return self.early or (self.failed in _REFUSALS and not self.after_tokens)
+
+
+class _SourceEnd:
+    """A listener to a source, which waits for its end."""
+
+    def __init__(self) -> None:
+        self.call: asyncio.Task[None] | None = None
+        self.came: asyncio.Future[worker_pb2.Complete | Problem] = asyncio.get_running_loop().create_future()
+        self.came.add_done_callback(self._leave)
+
+    def on_begun(self, manifest: handoff_pb2.Manifest) -> None:
+        """Wait for the end."""
+
+    def on_complete(self, complete: worker_pb2.Complete) -> None:
+        if not self.came.done():
+            self.came.set_result(complete)
+
+    def on_failed(self, event: Event, problem: Problem) -> None:
+        del event
+        if not self.came.done():
+            self.came.set_result(problem)
+
+    def _leave(self, came: asyncio.Future[worker_pb2.Complete | Problem]) -> None:
+        if came.cancelled() and self.call is not None:
+            self.call.cancel()
+
+
+async def source_end(
+    following: Following, source: worker_pb2.Source, epoch: int, within_s: float | None = None
+) -> worker_pb2.Complete | Problem:
+    """Follow an attempt's source to its end."""
+    end = _SourceEnd()
+    following.follow(end, source, epoch, within_s)
+    return await end.came
 
 
 @dataclass
@@ -102,6 +140,7 @@ class Running:
             epoch=self.start.epoch,
             worker_id=worker_id,
             num_tokens=self.start.prefix_tokens or len(self.prompt),
+            lease_s=LEASE_S,
         )
 
     def events(self, step_s: float) -> list[Any]:

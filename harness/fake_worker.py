@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,15 +20,19 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 from baton.attempts import attempt_id
 from baton.block_log import BlockLogs, Change
+from baton.handoff.errors import NothingSaved
+from baton.handoff.reports import Problem
 from baton.prefix_keys import image_key
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import SERVER_OPTIONS
 from baton.services.engine import wire
 from baton.services.engine.args import VLLM_VERSION
-from harness.fake_follow import Followed, Follower
+from baton.services.worker.following import Following
+from baton.services.worker.incoming import code_of
+from baton.services.worker.outgoing import NotFollowedError, Outgoing
 from harness.fake_request import EOS as EOS
+from harness.fake_request import LEASE_S, Running, source_end
 from harness.fake_request import Fault as Fault
-from harness.fake_request import Running
 from harness.fake_request import answer as answer
 from harness.support import PATIENCE
 
@@ -86,8 +91,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.shares = 0  # KV blocks that each request shares with other requests
         self.steps = 1  # steps of a prefill; KV can be pulled after the first of several
         self.patience_s = 1.0  # how long a prefill waits for a pulled prefix
-        self._followed = Followed()
-        self._follower = Follower()
+        self._outgoing = Outgoing(lambda _: None)
+        self._following = Following()
         self.images: set[str] = set()  # names of the images that it got
         self.shelf: set[str] = set()  # names of the images whose embeddings it keeps
         self.blocks = BlockLogs()
@@ -147,7 +152,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
-            await self._follower.close()
+            await self._following.close()
 
     # -- the service
 
@@ -173,15 +178,22 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             engine.cancel()
             for request_id, one in self._of(work).items():
                 self._running.pop(request_id).leave()
-                self._followed.of(request_id, one.start.epoch).failed("its router has gone")
+                self._over(one.start, "its router has gone")
             with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await engine
 
-    async def Follow(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.FollowReply]:
-        async for reply in self._followed.follow(request, context):
-            if self.hangs:
-                await asyncio.Event().wait()  # until the call ends
-            yield reply
+    async def Follow(self, request: Any, context: Any) -> None:
+        try:
+            with self._outgoing.follower(request) as follower:
+                more = True
+                while more:
+                    reply = await follower.next()
+                    if self.hangs:
+                        await asyncio.Event().wait()  # until the call ends
+                    await context.write(reply)
+                    more = reply.HasField("begun")
+        except NotFollowedError as error:
+            await context.abort(error.code, str(error))
 
     def _of(self, work: asyncio.Event) -> dict[str, Running]:
         return {request_id: one for request_id, one in self._running.items() if one.work is work}
@@ -196,14 +208,18 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def _drop(self, one: Running) -> None:
         """Drop a request that is aborted or replaced."""
         one.leave()
-        self._followed.of(one.start.request_id, one.start.epoch).failed("it was aborted")
+        self._over(one.start, "it was aborted")
         if one.fault is not None and one.fault.crosses:
             self._on_the_way.append(one)
+
+    def _over(self, start: worker_pb2.Start, why: str) -> None:
+        self._outgoing.over(start.request_id, start.epoch, Problem.of(NothingSaved(why)))
 
     def _begin(self, start: worker_pb2.Start, work: asyncio.Event) -> None:
         self.seen.starts.append(start)
         request = wire.decode_request(start.engine_request)
-        self._followed.begin(start)
+        if start.key:
+            self._outgoing.begin(start.request_id, start.epoch, start.key, id(work), math.inf)
         replaced = self._running.get(start.request_id)
         if replaced is not None:
             self._drop(replaced)
@@ -235,36 +251,22 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def _follow(self, one: Running) -> None:
         """Wait until a request's images and source are complete; for a pulled prefix at most patience_s."""
         patience_s = self.patience_s if one.start.phase == worker_pb2.PHASE_PREFILL else None
-        start, came = one.start, None
-        try:
-            for encoded in () if self.cached else start.encoded:
-                if not await self._came(encoded, start.epoch):
-                    text = f"the image {encoded.identifier} did not come"
-                    one.missing = worker_pb2.Failed.CODE_MEDIA, text
-            async with asyncio.timeout(patience_s):
-                if start.HasField("source"):
-                    came = await self._follower.complete(start.source, start.epoch)
-            if came is None:
-                pass
-            elif isinstance(came, worker_pb2.Complete):
+        start = one.start
+        for encoded in () if self.cached else start.encoded:
+            came = await source_end(self._following, encoded.source, start.epoch)
+            if isinstance(came, Problem) or came.embedding.identifier != encoded.identifier:
+                text = f"the image {encoded.identifier} did not come"
+                one.missing = worker_pb2.Failed.CODE_MEDIA, text
+        if start.HasField("source"):
+            came = await source_end(self._following, start.source, start.epoch, patience_s)
+            if isinstance(came, Problem):
+                one.missing = code_of(came), came.text
+            else:
                 one.loads = came
                 one.generated += len(came.token_ids)
-            else:
-                one.missing = worker_pb2.Failed.CODE_HANDOFF, came.text
-        except TimeoutError:
-            one.missing = worker_pb2.Failed.CODE_HANDOFF, "late"
-        except grpc.aio.AioRpcError as error:
-            one.missing = worker_pb2.Failed.CODE_SOURCE, str(error.details())
         one.following = None
         one.queued = time.monotonic()
         one.work.set()
-
-    async def _came(self, encoded: worker_pb2.Encoded, epoch: int) -> bool:
-        try:
-            came = await self._follower.complete(encoded.source, epoch)
-        except grpc.aio.AioRpcError:
-            return False
-        return isinstance(came, worker_pb2.Complete) and came.embedding.identifier == encoded.identifier
 
     # -- the engine
 
@@ -323,7 +325,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         start = one.start
         if one.steps > 1:
             if one.steps == self.steps:
-                self._followed.of(request_id, start.epoch).began(one.manifest(self.worker_id))
+                self._outgoing.begun(request_id, start.epoch, one.manifest(self.worker_id))
             one.steps -= 1
             return
         if one.generated_here == 0 and one.loads is not None:
@@ -360,28 +362,27 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         start = one.start
         self.shelf.add(image)
         self.blocks.take(Change(stored=[image_key(image)]))
-        manifest = handoff_pb2.EmbeddingManifest(identifier=image, worker_id=self.worker_id)
-        self._followed.of(start.request_id, start.epoch).encoded(manifest)
+        manifest = handoff_pb2.EmbeddingManifest(identifier=image, worker_id=self.worker_id, lease_s=LEASE_S)
+        self._outgoing.complete(start.request_id, start.epoch, worker_pb2.Complete(embedding=manifest))
         reply.saved.add(request_id=start.request_id, epoch=start.epoch)
 
     def _save(self, one: Running, tokens: list[int], reply: worker_pb2.RunReply, *, over: bool) -> None:
         """Save a prompt's KV, unless the request is `over`, and tell its followers."""
         start = one.start
-        told = self._followed.of(start.request_id, start.epoch)
         saved = reply.saved.add(request_id=start.request_id, epoch=start.epoch)
         if over:
             saved.problem = "the request has ended"
         elif one.fault is not None and one.fault.not_kept:
             saved.problem = "no room"
         if saved.problem:
-            told.failed(saved.problem)
+            self._over(start, saved.problem)
             return
         saved.saved_at_s = time.monotonic()
         saved.save_ms = 0.1
         saved.chunks = self.steps
-        told.completed(
-            one.manifest(self.worker_id), tokens if start.phase == worker_pb2.PHASE_PREFILL else []
-        )
+        first = tokens if start.phase == worker_pb2.PHASE_PREFILL else []
+        complete = worker_pb2.Complete(manifest=one.manifest(self.worker_id), token_ids=first)
+        self._outgoing.complete(start.request_id, start.epoch, complete)
 
     @staticmethod
     def _load(one: Running, loads: worker_pb2.Complete, reply: worker_pb2.RunReply) -> None:
@@ -398,7 +399,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self, one: Running, code: worker_pb2.Failed.Code, message: str, reply: worker_pb2.RunReply
     ) -> None:
         start = one.start
-        self._followed.of(start.request_id, start.epoch).failed(message)
+        self._over(start, message)
         one.leave()
         reply.failed.add(
             request_id=start.request_id,

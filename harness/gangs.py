@@ -12,8 +12,8 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -217,24 +217,12 @@ class Member:
         drafts: Sequence[int] = (),
     ) -> Any:
         from vllm.sampling_params import SamplingParams
-        from vllm.v1.engine import EngineCoreRequest
 
+        from baton.services.engine import wire
         from baton.services.engine.patches import first_drafts
 
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
-        request, _ = self._host._engine.preprocess_add_request(
-            EngineCoreRequest(
-                request_id=name,
-                prompt_token_ids=prompt,
-                mm_features=None,
-                sampling_params=sampling,
-                pooling_params=None,
-                arrival_time=time.time(),
-                lora_request=None,
-                cache_salt=None,
-                data_parallel_rank=None,
-            )
-        )
+        request, _ = self._host._engine.preprocess_add_request(wire.new_request(name, prompt, sampling))
         request.kv_transfer_params = params
         if drafts:
             first_drafts.give(request, drafts)
@@ -327,19 +315,14 @@ def serve(connection: Connection) -> None:
 
 
 async def _serve(connection: Connection, place: Place) -> None:
-    try:
+    with zygote.reporting(connection):
         member = Member(place)
         await member.start()
-    except BaseException:
-        connection.send((False, traceback.format_exc()))
-        raise
     connection.send((True, None))
     while (asked := await asyncio.to_thread(connection.recv)) is not None:
         name, arguments = asked
-        try:
+        with suppress(Exception), zygote.reporting(connection):
             connection.send((True, await getattr(member, name)(*arguments)))
-        except Exception:  # noqa: BLE001 (raised in the test)
-            connection.send((False, traceback.format_exc()))
 
 
 class Gang:
@@ -350,33 +333,30 @@ class Gang:
         from baton.services.config import EngineSettings
 
         self._folder = tempfile.TemporaryDirectory(prefix="baton-gang-")
-        self.processes: list[zygote.Forked] = []
-        self._connections: list[Connection] = []
         settings = EngineSettings(**({"data_parallel_size": options.size} | options.engine))
         self.heads = range(0, settings.members, settings.spread)
         cores = sorted(os.sched_getaffinity(0))
+        self._members = []
         for rank in range(settings.members):
-            folder = Path(self._folder.name) / str(rank)
-            folder.mkdir()
-            process, connection = zygote.connected(f"member-{rank}", f"{__name__}:serve", folder)
-            share = settings.local_ranks
-            own = ",".join(str(cores[(options.core + rank + n) % len(cores)]) for n in range(share))
-            place = Place(options, rank, self._folder.name, own)
+            own = (cores[(options.core + rank + n) % len(cores)] for n in range(settings.local_ranks))
+            place = Place(options, rank, self._folder.name, ",".join(map(str, own)))
             if hosts:
-                place = Place(options, rank, self._folder.name, own, (hosts[rank].address, hosts[rank].pid))
-            connection.send(place)
-            self.processes.append(process)
-            self._connections.append(connection)
+                place = replace(place, host=(hosts[rank].address, hosts[rank].pid))
+            self._members.append(zygote.Remote(f"member-{rank}", f"{__name__}:serve", place))
+
+    @property
+    def processes(self) -> list[zygote.Forked]:
+        return [one.process for one in self._members]
 
     def __enter__(self) -> Gang:
-        for rank in range(len(self.processes)):
-            self._receive(rank, START_S)
+        for member in self._members:
+            member.receive(START_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         zygote.end_all(self.processes, END_S)
-        for connection in self._connections:
-            connection.close()
+        for member in self._members:
+            member.close(END_S)
         self._folder.cleanup()
 
     def add(
@@ -420,29 +400,20 @@ class Gang:
 
     def begin(self, requests: Sequence[dict[str, tuple[list[int], int]]]) -> None:
         """Let each member answer its requests; see Member.serve."""
-        for connection, own in zip(self._connections, requests, strict=True):
-            connection.send(("serve", (own,)))
+        for member, own in zip(self._members, requests, strict=True):
+            member.send(("serve", (own,)))
 
     def end(self) -> list[list[Times]]:
         """Wait for the answers that `begin` requested. Return their times."""
-        return [self._receive(rank, CALL_S) for rank in range(len(self.processes))]
+        return [member.receive(CALL_S) for member in self._members]
 
     def stop(self) -> list[bool]:
         """Let all members end their engines. Return whether each ended in time."""
         for rank in self.heads:
-            self._connections[rank].send(("stop", ()))
-        return [self._receive(rank, CALL_S) for rank in self.heads]
+            self._members[rank].send(("stop", ()))
+        return [self._members[rank].receive(CALL_S) for rank in self.heads]
 
     def call(self, rank: int, name: str, *arguments: Any) -> Any:
         """Call a member's method."""
-        self._connections[rank].send((name, arguments))
-        return self._receive(rank, CALL_S)
-
-    def _receive(self, rank: int, timeout_s: float) -> Any:
-        connection = self._connections[rank]
-        if not connection.poll(timeout_s):
-            raise TimeoutError(f"no answer from rank {rank} within {timeout_s} s")
-        ok, result = connection.recv()
-        if not ok:
-            raise RuntimeError(result)
-        return result
+        self._members[rank].send((name, arguments))
+        return self._members[rank].receive(CALL_S)

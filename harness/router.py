@@ -11,7 +11,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreRequest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import worker_pb2
@@ -243,15 +242,5 @@ class Cluster:
 
 def engine_request(request_id: str, prompt: list[int], max_tokens: int, **params: Any) -> Any:
     """Return a request as vLLM's front end makes it."""
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=prompt,
-        mm_features=None,
-        sampling_params=SamplingParams(max_tokens=max_tokens, **params),
-        pooling_params=None,
-        arrival_time=time.time(),
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-        external_req_id=request_id,
-    )
+    sampling = SamplingParams(max_tokens=max_tokens, **params)
+    return wire.new_request(request_id, prompt, sampling, external_req_id=request_id)

@@ -27,8 +27,9 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -219,6 +220,45 @@ def run_connected(call: str, address: str) -> None:
         _function(call)(connection)
 
 
+@contextlib.contextmanager
+def reporting(connection: Connection) -> Iterator[None]:
+    """Send an error of the block to a `Remote`. Raises it, too."""
+    try:
+        yield
+    except BaseException:
+        connection.send((False, traceback.format_exc()))
+        raise
+
+
+class Remote:
+    """A forked process that runs `module:function` with a connection.
+
+    The function receives the order, and sends (True, result) or an error (`reporting`) for every message.
+    """
+
+    def __init__(self, name: str, call: str, order: object) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix=f"baton-{name}-")
+        self.process, self._connection = connected(name, call, Path(self._folder.name))
+        self.send = self._connection.send
+        self.send(order)
+
+    def receive(self, timeout_s: float) -> Any:
+        """Return the next result. Raises TimeoutError, or RuntimeError with the process's traceback."""
+        if not self._connection.poll(timeout_s):
+            self.process.kill()
+            raise TimeoutError(f"no answer from {self.process.log.stem}'s process within {timeout_s:g} s")
+        ok, result = self._connection.recv()
+        if not ok:
+            raise RuntimeError(result)
+        return result
+
+    def close(self, within_s: float) -> None:
+        """Kill the process if it does not end in time."""
+        end_all([self.process], within_s)
+        self._connection.close()
+        self._folder.cleanup()
+
+
 def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
     """Send SIGTERM to all processes, then SIGKILL to those that remain after `timeout_s`."""
     for process in processes:
@@ -366,7 +406,7 @@ def _preload() -> None:
     from baton.services.router import app
     from baton.services.worker import lifecycle
 
-    main.app = get_command(main.app)  # type: ignore[assignment] (built once, not in each fork)
+    main.app = get_command(main.app)  # type: ignore[assignment]  # built once, not in each fork
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lifecycle.preload()

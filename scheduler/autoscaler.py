@@ -1,15 +1,9 @@
 """Autoscaling and rebalancing as a task of the scheduler: observe the load, decide, and give orders.
 
-The scheduler that holds the store's lease decides. Workers and fleets refuse a fencing number below the
+The scheduler that holds the store's lease decides: `autoscale.controller` if there are goals, or else
+`autoscale.balance`. Workers and fleets refuse a fencing number below the
 highest that they have seen. While the store is unreachable, or the scheduler may not know all workers,
 nothing changes.
-
-Without goals, a worker changes its role when one side is overloaded and the other has a worker to spare. A
-side's pressure is its work relative to its capacity: queued prompt tokens over the token budget of a step, or
-requests over the batch size (or KV blocks in use). Requests only booked on a decode worker do not count. A
-worker or gang changes sides once one side's pressure has been high for `after_s`, if the other side would be
-at ease without that worker and would have room for its bookings. After a change, no role changes for
-`PAUSE` * `after_s`.
 """
 
 from __future__ import annotations
@@ -18,138 +12,22 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
+from baton.autoscale.balance import Balance
 from baton.autoscale.controller import Controller, Decision
 from baton.autoscale.goals import Goals
 from baton.autoscale.orders import SCALED
 from baton.autoscale.seen import Member, Seen
+from baton.enums import role_name
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.ask import ROLE_TIMEOUT_S, set_role
 from baton.scheduler.booking import usable_blocks
 from baton.scheduler.members import Members
-from baton.scheduler.metrics import Metrics, role_of
+from baton.scheduler.metrics import Metrics
 from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import FleetView, Told, WorkerRecord, place_of
-
-HIGH_PREFILL = 2.0  # steps' worth of queued prompts per prefill worker
-HIGH_DECODE = 0.9  # share of the batch slots or of the KV blocks in use
-EASE_PREFILL = 0.5
-EASE_DECODE = 0.6
-PAUSE = 3.0  # multiple of `after_s`
-
-
-@dataclass(frozen=True, slots=True)
-class Flip:
-    """A change that is due: `worker`, with its gang, should take `role`."""
-
-    worker: WorkerRecord
-    role: pb.Role
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    role: pb.Role
-    units: list[list[WorkerRecord]]  # workers alone, and gangs
-
-    @property
-    def workers(self) -> list[WorkerRecord]:
-        return [one for unit in self.units for one in unit]
-
-    @property
-    def idlest(self) -> list[WorkerRecord]:
-        return min(
-            self.units,
-            key=lambda unit: (
-                sum(one.reserved.requests for one in unit),
-                sum(one.reserved.prompt_tokens for one in unit),
-            ),
-        )
-
-    def pressure(self, fewer: int = 0) -> float:
-        """Return the pressure if this side lost `fewer` workers."""
-        workers = self.workers
-        share = len(workers) / (len(workers) - fewer)
-        return share * (_queued(workers) if self.role == pb.ROLE_PREFILL else _used(workers))
-
-    @property
-    def high(self) -> bool:
-        return self.pressure() >= (HIGH_PREFILL if self.role == pb.ROLE_PREFILL else HIGH_DECODE)
-
-    @property
-    def can_spare(self) -> bool:
-        if len(self.units) < 2:
-            return False
-        ease = EASE_PREFILL if self.role == pb.ROLE_PREFILL else EASE_DECODE
-        workers, fewer = self.workers, len(self.idlest)
-        room = 1 - fewer / len(workers)
-        return self.pressure(fewer) <= ease and _booked(workers) <= room
-
-
-class Balance:
-    def __init__(self, after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._after_s = after_s
-        self._clock = clock
-        self._since: dict[pb.Role, float] = {}  # role that is short of workers -> since when
-        self._pause_until = 0.0
-
-    def start_over(self) -> None:
-        """Forget how long sides were under pressure, because nobody was watching. The pause continues."""
-        self._since.clear()
-
-    def look(self, view: FleetView) -> Flip | None:
-        now = self._clock()
-        prefills, decodes = (_side(view, role) for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE))
-        for short, other in ((prefills, decodes), (decodes, prefills)):
-            if not (short.units and short.high and other.can_spare):
-                self._since.pop(short.role, None)
-                continue
-            if now < max(self._since.setdefault(short.role, now) + self._after_s, self._pause_until):
-                continue
-            self._since.clear()
-            self._pause_until = now + PAUSE * self._after_s
-            why = (
-                f"the {role_of(short.role)} side was at {short.pressure():.1f} for {self._after_s:g} s, "
-                f"the other one is at {other.pressure():.1f}"
-            )
-            return Flip(other.idlest[0], short.role, why)
-        return None
-
-
-def _side(view: FleetView, role: pb.Role) -> _Side:
-    # A worker that cannot hand over KV cannot change sides.
-    able = [
-        unit
-        for unit in view.units()
-        if unit[0].placeable and all(one.role == role and one.capacity.compatibility_hash for one in unit)
-    ]
-    return _Side(role, able)
-
-
-def _queued(workers: list[WorkerRecord]) -> float:
-    budget = sum(one.capacity.max_num_batched_tokens for one in workers)
-    return sum(one.reserved.prompt_tokens for one in workers) / max(1, budget)
-
-
-def _used(workers: list[WorkerRecord]) -> float:
-    heard = [one.load for one in workers if one.load is not None]
-    requests = sum(load.running + load.waiting for load in heard)
-    blocks = sum(
-        usable_blocks(one.capacity) - one.load.free_blocks for one in workers if one.load is not None
-    )
-    return max(requests / max(1, sum(one.capacity.max_num_seqs for one in workers)), blocks / _cache(workers))
-
-
-def _booked(workers: list[WorkerRecord]) -> float:
-    return sum(one.reserved.blocks for one in workers) / _cache(workers)
-
-
-def _cache(workers: list[WorkerRecord]) -> int:
-    return max(1, sum(usable_blocks(one.capacity) for one in workers))
-
 
 BALANCE_AFTER_S = 5.0  # s for which one side lacks workers, and the other can spare one, before it changes
 BALANCE_S = 1.5  # s between decisions without goals
@@ -224,14 +102,19 @@ class Autoscaler:
             log.warning("a gang keeps several roles: %s", problem)
 
     async def _rebalance(self, balance: Balance, view: FleetView) -> None:
-        flip = balance.look(view)
-        if not flip:
-            return
-        if problem := await set_role(flip.worker, flip.role, self._fence):
+        flip = await asyncio.to_thread(lambda: balance.look(seen(view, Told(), time.monotonic())))
+        if flip and await self._flip([(flip.member, flip.role)], view):
+            self._role_changes.labels("balance").inc()
+            log.warning("worker %s changes to %s: %s", flip.member.worker_id, role_name(flip.role), flip.why)
+
+    async def _flip(self, flips: Sequence[tuple[Member, pb.Role]], view: FleetView) -> int:
+        """Change roles; return how many changes succeeded."""
+        problems = await asyncio.gather(
+            *(set_role(view.workers[one.worker_id], role, self._fence) for one, role in flips)
+        )
+        for problem in filter(None, problems):
             log.warning("no change of role: %s", problem)
-            return
-        self._role_changes.labels("balance").inc()
-        log.warning("worker %s changes to %s: %s", flip.worker.worker_id, role_of(flip.role), flip.why)
+        return sum(not problem for problem in problems)
 
     async def _scale(self, controller: Controller, view: FleetView) -> None:
         told = await self._store.told()
@@ -252,14 +135,7 @@ class Autoscaler:
                 return
             self._metrics.ordered("start", len(decision.starts))
             self._metrics.ordered("stop", len(decision.stops))
-        if not decision.flips:
-            return
-        problems = await asyncio.gather(
-            *(set_role(view.workers[one.worker_id], role, self._fence) for one, role in decision.flips)
-        )
-        for problem in filter(None, problems):
-            log.warning("no change of role: %s", problem)
-        self._metrics.ordered("flip", sum(not problem for problem in problems))
+        self._metrics.ordered("flip", await self._flip(decision.flips, view))
 
     def _orders(self, ordered: Mapping[str, pb.Role]) -> bytes:
         orders = [pb.Order(name=name, role=role) for name, role in ordered.items()]
@@ -305,6 +181,9 @@ def _member(unit: list[WorkerRecord]) -> Member:
         queued_tokens=sum(one.reserved.prompt_tokens for one in unit),
         requests=sum(one.reserved.requests for one in unit),
         slots=sum(_slots(one.capacity, load) for one, load in zip(unit, loads, strict=True)),
+        step_tokens=sum(one.capacity.max_num_batched_tokens for one in unit),
+        blocks=sum(usable_blocks(one.capacity) for one in unit),
+        booked=sum(one.reserved.blocks for one in unit),
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.need import Need
-from baton.scheduler.types import Booking, PlacementLimits, WorkerRecord
+from baton.scheduler.types import Booking, PlacementLimits, WorkerRecord, worker_to_wire
 
 OUTPUT_TOKENS_BOOKED = 256  # tokens
 
@@ -155,6 +155,22 @@ def booking_of(
         decode_id=decode.worker_id,
         prompt_tokens=computed,
         blocks=blocks_for(need, decode.capacity),
+    )
+
+
+def placement_to_wire(assigned: Assignment, lease_s: float) -> pb.Placement:
+    booking, source = assigned.booking, assigned.source
+    return pb.Placement(
+        request_id=booking.attempt.request_id,
+        epoch=booking.attempt.epoch,
+        prefill=worker_to_wire(assigned.prefill) if assigned.prefill else None,
+        decode=worker_to_wire(assigned.decode),
+        lease_s=lease_s,
+        blocks=booking.blocks,
+        waits=assigned.waits,
+        prompt_tokens=booking.prompt_tokens,
+        source=worker_to_wire(source.worker) if source else None,
+        source_tokens=source.tokens if source else 0,
     )
 
 

@@ -13,18 +13,19 @@ import contextlib
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.rpc import CALL_TIMEOUT_S
+from baton.scheduler.booking import placement_to_wire
 from baton.scheduler.endpoints import Endpoint, Endpoints
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable, StaleWorker
 from baton.scheduler.need import Need, need_to_wire
 from baton.scheduler.policy import NoChoice
 from baton.scheduler.router_reports import Reports
 from baton.scheduler.standby import Standby
-from baton.scheduler.types import Booking, PolicyOptions, worker_to_wire
+from baton.scheduler.types import Booking, PolicyOptions
 
 SNAPSHOT_TIMEOUT_S = 1.0
 HEARTBEAT_TIMEOUT_S = 1.5  # short enough for the next one to arrive within the lease
@@ -41,7 +42,6 @@ class Placement:
     attempt: Attempt
     prefill: pb.Worker | None  # None: the decode worker also prefills
     decode: pb.Worker
-    lease_s: float
     source: pb.Worker | None = None  # `prefill` should pull the first `source_tokens` of the prompt from it
     source_tokens: int = 0
     waits: bool = False  # hold back the first token: the decode worker may not start at once
@@ -102,7 +102,6 @@ class SchedulerClient:
 
         Epochs of one request count up from 1.
         """
-        self._check(need)
         scheduler = self._schedulers.pick(self.router_id)
         reply = await self.reports.exchanges[scheduler.address].ask(need_to_wire(need))
         if reply.HasField("refusal"):
@@ -110,54 +109,45 @@ class SchedulerClient:
         if reply.HasField("rejection"):
             no = reply.rejection
             raise NoCapacity(no.code, no.message, no.retry_after_s, settling=no.settling)
-        placed = reply.placement
-        placement = Placement(
-            attempt=need.attempt,
-            prefill=placed.prefill if placed.HasField("prefill") else None,
-            decode=placed.decode,
-            lease_s=placed.lease_s,
-            source=placed.source if placed.HasField("source") else None,
-            source_tokens=placed.source_tokens,
-            waits=placed.waits,
-            prompt_tokens=placed.prompt_tokens or need.prompt_tokens,
-            blocks=placed.blocks,
-            moved=self.schedulers > 1 and scheduler is not self._schedulers.owner(self.router_id),
-            scheduler=scheduler.address,
-            scheduler_s=reply.took_s,
-        )
-        booking = Booking(
-            attempt=need.attempt,
-            router_id=need.router_id,
-            prefill_id=placed.prefill.worker_id,
-            decode_id=placed.decode.worker_id,
-            prompt_tokens=placement.prompt_tokens,
-            blocks=placement.blocks,
-        )
-        self.reports.hold(booking, placement.lease_s, booked_by=scheduler.address)
-        return placement
+        moved = self.schedulers > 1 and scheduler is not self._schedulers.owner(self.router_id)
+        return self._held(need, reply.placement, scheduler.address, moved=moved, scheduler_s=reply.took_s)
 
     def place_alone(self, need: Need) -> Placement:
         """Place from the last snapshot, without a scheduler; schedulers are told as soon as they answer.
 
         Raises NoCapacity, and SchedulerUnavailable without a recent snapshot.
         """
-        self._check(need)
         assigned = self.standby.place(need, self.reports.reserved)
         if assigned is None:
             raise SchedulerUnavailable(f"scheduler at {self.address} does not answer, and no worker is known")
         if isinstance(assigned, NoChoice):
             raise NoCapacity(assigned.code, assigned.message, ALONE_RETRY_S)
-        self.reports.hold(assigned.booking, self.standby.lease_s)
-        return Placement(
+        return self._held(need, placement_to_wire(assigned, self.standby.lease_s), alone=True)
+
+    def _held(self, need: Need, placed: pb.Placement, scheduler: str = "", **how: Any) -> Placement:
+        """Keep a placement's booking alive."""
+        placement = Placement(
             attempt=need.attempt,
-            prefill=worker_to_wire(assigned.prefill) if assigned.prefill else None,
-            decode=worker_to_wire(assigned.decode),
-            lease_s=self.standby.lease_s,
-            waits=assigned.waits,
-            prompt_tokens=assigned.booking.prompt_tokens,
-            blocks=assigned.booking.blocks,
-            alone=True,
+            prefill=placed.prefill if placed.HasField("prefill") else None,
+            decode=placed.decode,
+            source=placed.source if placed.HasField("source") else None,
+            source_tokens=placed.source_tokens,
+            waits=placed.waits,
+            prompt_tokens=placed.prompt_tokens or need.prompt_tokens,
+            blocks=placed.blocks,
+            scheduler=scheduler,
+            **how,
         )
+        booking = Booking(
+            attempt=need.attempt,
+            router_id=self.router_id,
+            prefill_id=placed.prefill.worker_id,
+            decode_id=placed.decode.worker_id,
+            prompt_tokens=placement.prompt_tokens,
+            blocks=placement.blocks,
+        )
+        self.reports.hold(booking, placed.lease_s, booked_by=scheduler)
+        return placement
 
     async def refresh(self, load: pb.RouterLoad | None = None, reached: Container[str] = ()) -> str:
         """Get a new snapshot for `place_alone`, and report this router's `load`. Call it every second.
@@ -282,11 +272,6 @@ class SchedulerClient:
         """Return what should run in the places of a fleet."""
         request = pb.OrdersRequest(fleet_id=fleet_id, places=places)
         return await self._schedulers.call("Orders", request, CALL_TIMEOUT_S)
-
-    def _check(self, need: Need) -> None:
-        """Raise ValueError for another router's request, whose lease this client would not renew."""
-        if need.router_id != self.router_id:
-            raise ValueError(f"a need of router {need.router_id!r} is placed as router {self.router_id!r}")
 
     async def close(self) -> None:
         """Send the remaining reports within a second, deregister the router, and disconnect."""

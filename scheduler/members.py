@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton import addresses, rpc
+from baton.enums import role_name
 from baton.levels import LEVELS
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.metrics import role_of
 from baton.scheduler.store import Store
 
 LEASE_S = 60.0  # s for which a dead process stays a scrape target, so Prometheus reports it as down
@@ -126,7 +126,7 @@ def members(workers: Iterable[pb.WorkerIdentity], processes: Iterable[pb.Process
     """Return all processes that serve metrics, and workers whose address is unknown."""
     found = [Member(one.id, one.kind, one.host, one.metrics_address) for one in processes]
     for worker in workers:
-        found.append(Member(worker.worker_id, role_of(worker.role), worker.host, worker.metrics_address))
+        found.append(Member(worker.worker_id, role_name(worker.role), worker.host, worker.metrics_address))
     return [one for one in found if one.address or one.role not in ("router", "scheduler")]
 
 
@@ -141,32 +141,25 @@ _MOST_ROUTERS = 1024
 _MOST_LEVELS = 4096
 
 
-@dataclass
-class _Heard:
-    at: float  # time.monotonic
-    load: pb.RouterLoad
-
-
 class Processes:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._routers: dict[str, _Heard] = {}
+        self._routers: dict[str, tuple[float, pb.RouterLoad]] = {}  # id -> time of the last report, its load
         self._levels: dict[str, str] = {}
 
     def hear(self, router_id: str, load: pb.RouterLoad) -> None:
         now = self._clock()
-        self._routers = {name: heard for name, heard in self._routers.items() if now - heard.at < HEARD_S} | {
-            router_id: _Heard(now, load)
-        }
+        self._routers = {name: one for name, one in self._routers.items() if now - one[0] < HEARD_S}
+        self._routers[router_id] = now, load
         while len(self._routers) > _MOST_ROUTERS:
             del self._routers[next(iter(self._routers))]
 
     def routers(self) -> list[pb.RouterStatus]:
         now = self._clock()
         return [
-            pb.RouterStatus(router_id=name, heard_age_s=now - heard.at, load=heard.load)
-            for name, heard in sorted(self._routers.items())
-            if now - heard.at < HEARD_S
+            pb.RouterStatus(router_id=name, heard_age_s=now - at, load=load)
+            for name, (at, load) in sorted(self._routers.items())
+            if now - at < HEARD_S
         ]
 
     def level(self, process: str) -> str:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from baton import metrics as baton_metrics
 from baton.autoscale.controller import Decision
 from baton.autoscale.orders import SCALED
+from baton.enums import role_name, state_name
 from baton.metrics import counter, gauge, histogram
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment
@@ -39,7 +40,7 @@ class AutoscaleMetrics(baton_metrics.Metrics):
     def decided(self, decision: Decision, took_s: float) -> None:
         self._step_seconds.observe(took_s)
         for role in SCALED:
-            self._wanted_workers.labels(role_of(role)).set(decision.wanted.of(role))
+            self._wanted_workers.labels(role_name(role)).set(decision.wanted.of(role))
         self._prefill_backlog_seconds.set(decision.backlog_s)
         self._decode_occupancy.set(decision.occupancy)
         if decision.settled is None:
@@ -126,7 +127,7 @@ class Metrics(baton_metrics.Metrics):
         self.stale_epochs.labels(what).inc(count)
 
     def rejected(self, code: pb.Rejection.Code) -> None:
-        self.rejections.labels(short_name(pb.Rejection.Code.Name(code), "CODE_")).inc()
+        self.rejections.labels(pb.Rejection.Code.Name(code).removeprefix("CODE_").lower()).inc()
 
     def seen(self, view: FleetView, live_attempts: int) -> None:
         self.live_attempts.set(live_attempts)
@@ -135,14 +136,12 @@ class Metrics(baton_metrics.Metrics):
         for unit in view.units():
             if unit[0].gang is not None:
                 state = "ready" if unit[0].placeable else "forming"
-                self.gangs.labels(role_of(unit[0].role), state).inc()
+                self.gangs.labels(role_name(unit[0].role), state).inc()
         for role in _ROLES:
             self.workers.labels(role, "ready").set(0)
         for worker in view.workers.values():
-            role = role_of(worker.role)
-            state = (
-                "drained" if worker.held else short_name(pb.WorkerState.Name(worker.state), "WORKER_STATE_")
-            )
+            role = role_name(worker.role)
+            state = "drained" if worker.held else state_name(worker.state)
             self.workers.labels(role, state).inc()
 
     def lost(self, view: FleetView, left: Iterable[str], *, unsure: bool) -> None:
@@ -157,15 +156,6 @@ class Metrics(baton_metrics.Metrics):
             self._there = {**gone, **there}
             return
         for key, role in gone.items():
-            log.warning("lost the %s worker %s: it sent nothing for a lease", role_of(role), key)
-            self.workers_lost.labels(role_of(role)).inc()
+            log.warning("lost the %s worker %s: it sent nothing for a lease", role_name(role), key)
+            self.workers_lost.labels(role_name(role)).inc()
         self._there = there
-
-
-def role_of(role: pb.Role) -> str:
-    return short_name(pb.Role.Name(role), "ROLE_")
-
-
-def short_name(name: str, prefix: str) -> str:
-    """Return the name of an enum value without its prefix: ROLE_PREFILL -> prefill."""
-    return name.removeprefix(prefix).lower()

@@ -1,13 +1,14 @@
 """The requirements of one attempt at a request.
 
-To add a field, add it to the class, to message `Need` in protos/scheduler.proto, to `need_to_wire` and
-`need_from_wire`, and to `need_of` in services/router/placement.py. If a filter uses it, add it to
-`could_take` in scheduler/placer.py as well; otherwise a waiting request blocks slots that it cannot use.
+To add a field, add it to the class, to message `Need` in protos/scheduler.proto, and to `need_of` in
+services/router/placement.py. If a filter uses it, add it to `could_take` in scheduler/placer.py as well;
+otherwise a waiting request blocks slots that it cannot use.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import NamedTuple
 
 from baton.attempts import Attempt
@@ -55,42 +56,36 @@ class Need:
         return self.prompt_tokens - (self.match.tokens(worker_id) if self.match else 0)
 
 
+# Fields with the same name and form in the message.
+_SAME = tuple(
+    one.name
+    for one in fields(Need)
+    if one.name not in ("attempt", "prefix", "exclude", "adapter", "room", "match")
+)
+_same = attrgetter(*_SAME)
+
+
 def need_to_wire(need: Need) -> pb.Need:
     return pb.Need(
         request_id=need.attempt.request_id,
         epoch=need.attempt.epoch,
-        router_id=need.router_id,
-        prompt_tokens=need.prompt_tokens,
-        max_new_tokens=need.max_new_tokens,
         prefix_keys=need.prefix.keys,
         key_tokens=need.prefix.tokens,
         exclude=need.exclude,
-        vllm_version=need.vllm_version,
-        model_fingerprint=need.model_fingerprint,
-        waited_s=need.waited_s,
         adapter=pb.Adapter(**need.adapter._asdict()) if need.adapter else None,
-        priority=need.priority,
         room=need.room,
-        encode=need.encode,
+        **dict(zip(_SAME, _same(need), strict=True)),
     )
 
 
 def need_from_wire(message: pb.Need) -> Need:
     """Convert a message. Raises ValueError for an invalid one."""
+    adapter = message.adapter if message.HasField("adapter") else None
     return Need(
         attempt=Attempt(message.request_id, message.epoch),
-        router_id=message.router_id,
-        prompt_tokens=message.prompt_tokens,
-        max_new_tokens=message.max_new_tokens,
         prefix=PromptKeys(tuple(message.prefix_keys), message.key_tokens),
         exclude=frozenset(message.exclude),
-        vllm_version=message.vllm_version,
-        model_fingerprint=message.model_fingerprint,
-        waited_s=message.waited_s,
-        adapter=Adapter(message.adapter.name, message.adapter.fingerprint)
-        if message.HasField("adapter")
-        else None,
-        priority=message.priority,
+        adapter=Adapter(adapter.name, adapter.fingerprint) if adapter else None,
         room=message.room or 1.0,
-        encode=message.encode,
+        **dict(zip(_SAME, _same(message), strict=True)),
     )

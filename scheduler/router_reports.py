@@ -1,7 +1,7 @@
 """Report a router's bookings, and the events of its attempts, to every scheduler.
 
 Each scheduler keeps all bookings in its own memory. The one that placed an attempt has booked it already.
-Each scheduler has its own `Reporter`, so an unreachable one does not delay the others.
+Each scheduler has its own `Exchange`, so an unreachable one does not delay the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.exchange import Event, Exchange, Reporter, Send
+from baton.scheduler.exchange import Event, Exchange, Send
 from baton.scheduler.types import Booking, Reserved, attempt_to_wire, booking_to_wire
 
 
@@ -26,12 +26,14 @@ class Reports:
         self.reserved: dict[str, Reserved] = {}  # worker id -> bookings of `_held`; no empty entries
         self._lease_s = 0.0
         self._home = home
-        self._reporters = {
-            address: Reporter(self._held, partial(self._is_home, address), partial(self._released, address))
-            for address in sends
-        }
         self.exchanges = {  # keyed by address
-            address: Exchange(send, self._reporters[address], self._give_back)
+            address: Exchange(
+                send,
+                self._held,
+                partial(self._is_home, address),
+                partial(self._released, address),
+                self._give_back,
+            )
             for address, send in sends.items()
         }
         self.on_released: Callable[[], None] = lambda: None  # called when a scheduler knows of freed room
@@ -43,7 +45,7 @@ class Reports:
     @property
     def dropped(self) -> int:
         """The number of events that reached no scheduler."""
-        return min(one.dropped for one in self._reporters.values())
+        return min(one.dropped for one in self.exchanges.values())
 
     def hold(self, booking: Booking, lease_s: float, *, booked_by: str = "") -> None:
         """Keep an attempt's booking alive, replacing that of an earlier attempt at the same request.
@@ -53,9 +55,9 @@ class Reports:
         first = not self._held
         self._put(booking.attempt.request_id, booking)
         self._lease_s = lease_s
-        for reporter in self._reporters.values():
-            reporter.renew(lease_s, first=first)
-        if len(self._reporters) > 1 or not booked_by:
+        for exchange in self.exchanges.values():
+            exchange.renew(lease_s, first=first)
+        if len(self.exchanges) > 1 or not booked_by:
             self._add(booking_to_wire(booking), but=booked_by)
 
     def hold_on(self, attempt: Attempt, epoch: int) -> Attempt:
@@ -87,13 +89,13 @@ class Reports:
         """
         if self._holds(attempt):
             self._put(attempt.request_id, None)
-        if not self._reporters[self._home()].answered:
+        if not self.exchanges[self._home()].answered:
             self.on_released()  # a placement without a scheduler can use the room at once
         self._add(pb.Finished(attempt=attempt_to_wire(attempt), outcome=outcome, cost=cost, kept=kept))
 
     def saw_generation(self, generation: str, scheduler: str) -> None:
         """Report everything to this scheduler again if its generation is new."""
-        self._reporters[scheduler].saw_generation(generation)
+        self.exchanges[scheduler].saw_generation(generation)
 
     async def close(self) -> None:
         """Stop renewing, and send queued events within `CLOSE_S`."""
@@ -102,19 +104,19 @@ class Reports:
         await asyncio.gather(*(one.close() for one in self.exchanges.values()))
 
     def _add(self, event: Event, but: str = "") -> None:
-        for address, reporter in self._reporters.items():
+        for address, exchange in self.exchanges.items():
             if address != but:
-                reporter.add(event)
+                exchange.add(event)
 
     def _give_back(self, placed: pb.Placement) -> None:
         self.finished(Attempt(placed.request_id, placed.epoch), "abort")
 
     def _released(self, address: str) -> None:
-        if self._is_home(address) or not self._reporters[address].answered:
+        if self._is_home(address) or not self.exchanges[address].answered:
             self.on_released()
 
     def _is_home(self, address: str) -> bool:
-        return len(self._reporters) == 1 or address == self._home()
+        return len(self.exchanges) == 1 or address == self._home()
 
     def _holds(self, attempt: Attempt) -> Booking | None:
         booking = self._held.get(attempt.request_id)

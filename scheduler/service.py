@@ -21,14 +21,9 @@ from baton.rpc import aio_server, host_id, listen
 from baton.scheduler.autoscaler import BALANCE_AFTER_S, Autoscaler
 from baton.scheduler.errors import ListenFailed
 from baton.scheduler.knowledge import Knowledge
-from baton.scheduler.ledger import Ledger
-from baton.scheduler.members import Members, members, targets
+from baton.scheduler.members import members, targets
 from baton.scheduler.metrics import Metrics
-from baton.scheduler.placer import Placer, SharedTurns
-from baton.scheduler.policy import Policy
-from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
-from baton.scheduler.roster import Roster, Settling
+from baton.scheduler.placer import SharedTurns
 from baton.scheduler.servicer import SchedulerServicer
 from baton.scheduler.store import open_store
 from baton.scheduler.types import SchedulerOptions
@@ -53,29 +48,11 @@ class SchedulerServer:
         self.metrics = Metrics()
         self.address = options.address  # has the actual port once entered
         self.store = open_store(options.store, options.topic, store_password)
-        policy = Policy(options, options.policy)
-        self._prefixes = PrefixLedger(PrefixIndex(), heartbeat_s=options.heartbeat_s)
-        self._ledger = Ledger(options.placement_lease_s)
-        self._roster = Roster(options.topic, options.worker_lease_s, self._ledger)
-        self._placer = Placer(self._roster, self._ledger, policy, prefixes=self._prefixes)
-        self._turns = SharedTurns(self.store, self._placer.turns)
-        self._settling = Settling(options.worker_lease_s)
         autoscales = goals is not None and goals.mode in ("advise", "on")
         balances = goals is not None and goals.mode == "roles"
-        self.members = Members(self.store)
-        self._knowledge = Knowledge(self._prefixes, self.metrics.prefixes)
-        self._servicer = SchedulerServicer(
-            options,
-            self.store,
-            self._roster,
-            self._ledger,
-            placer=self._placer,
-            settling=self._settling,
-            metrics=self.metrics,
-            members=self.members,
-            prefixes=self._prefixes,
-            autoscales=autoscales,
-        )
+        mine = self._servicer = SchedulerServicer(options, self.store, self.metrics, autoscales=autoscales)
+        self._turns = SharedTurns(self.store, mine.placer.turns)
+        self._knowledge = Knowledge(mine.prefixes, self.metrics.prefixes)
         # as of the last `_look`
         self._workers: list[pb.WorkerIdentity] = []
         self._expired = 0
@@ -88,21 +65,25 @@ class SchedulerServer:
                 goals if autoscales else None,
                 BALANCE_AFTER_S if balances else None,
                 self.store,
-                self._roster,
-                self.members,
-                settling=self._settling,
+                mine.roster,
+                mine.members,
+                settling=mine.settling,
                 metrics=self.metrics,
             )
         self._tasks: list[asyncio.Task[None]] = []
 
     def targets(self, _: Mapping[str, Any]) -> bytes:
         """Return all scrape targets, for Prometheus' http_sd. Thread-safe."""
-        return json.dumps(targets(members(self._workers, self.members.known))).encode()
+        return json.dumps(targets(members(self._workers, self._servicer.members.known))).encode()
+
+    def introduce(self, mine: pb.Process) -> None:
+        """Publish this process's entry."""
+        self._servicer.members.introduce(mine)
 
     async def __aenter__(self) -> Self:
         try:
             await self.store.open()
-            self._roster.drain(self.store.drained)
+            self._servicer.roster.drain(self.store.drained)
             self._look()
             self._server = aio_server()
             rpc.add_SchedulerServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
@@ -125,7 +106,7 @@ class SchedulerServer:
         await self._health.enter_graceful_shutdown()
         for task in self._tasks:
             await tasks.stop(task)
-        await self.members.leave()
+        await self._servicer.members.leave()
         self._servicer.hang_up()
         if self._server:
             await self._server.stop(STOP_GRACE_S)
@@ -135,33 +116,33 @@ class SchedulerServer:
         while True:
             await asyncio.sleep(WATCH_S)
             await self.store.tend()
-            self._roster.drain(self.store.drained)
-            await self.members.tend()
-            if self.members.schedulers > 1:
+            self._servicer.roster.drain(self.store.drained)
+            await self._servicer.members.tend()
+            if self._servicer.members.schedulers > 1:
                 await self._turns.tend()
             await self._servicer.tend()
 
     async def _watch_memory(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            self._settling.tick()
+            self._servicer.settling.tick()
             self._look()
             await self._knowledge.tend()
 
     def _look(self) -> None:
         """Update metrics, and expire leases even if nothing is placed."""
-        self._ledger.sweep()
-        view = self._roster.view()
-        self.metrics.seen(view, len(self._ledger.live))
-        self.metrics.leases_expired.inc(self._ledger.expired - self._expired)
-        self.metrics.lost(view, self._roster.left(), unsure=bool(self._settling))
+        self._servicer.ledger.sweep()
+        view = self._servicer.roster.view()
+        self.metrics.seen(view, len(self._servicer.ledger.live))
+        self.metrics.leases_expired.inc(self._servicer.ledger.expired - self._expired)
+        self.metrics.lost(view, self._servicer.roster.left(), unsure=bool(self._servicer.settling))
         self._knowledge.look(view)
         self._workers = [one.identity for one in view.workers.values()]
-        self.members.hears(len(self._workers))
+        self._servicer.members.hears(len(self._workers))
         self.metrics.store_up.set(not self.store.problem)
         if self.store.problem and not self._store_problem:
             self.metrics.store_losses.inc()
-        self._expired, self._store_problem = self._ledger.expired, self.store.problem
+        self._expired, self._store_problem = self._servicer.ledger.expired, self.store.problem
 
 
 async def serve(
@@ -187,9 +168,7 @@ async def serve(
         ) as exposed:
             name = dialled(server.address)
             where = exposed.reached_at(addresses.split(name)[0])
-            server.members.introduce(
-                pb.Process(id=name, kind="scheduler", host=host_id(), metrics_address=where)
-            )
+            server.introduce(pb.Process(id=name, kind="scheduler", host=host_id(), metrics_address=where))
             log.info("metrics on http://%s/metrics", exposed.address)
             log.info(
                 "scheduler of topic %r on %s, store %s", settings.topic, server.address, server.store.name

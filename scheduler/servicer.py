@@ -15,14 +15,16 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.scheduler import ask
 from baton.scheduler.autoscaler import TOLD_S
-from baton.scheduler.booking import Assignment
+from baton.scheduler.booking import Assignment, placement_to_wire
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.fleet_feed import FleetFeed, status_of
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.members import SCHEDULER, Members, Processes
 from baton.scheduler.metrics import Metrics
-from baton.scheduler.need import Need, need_from_wire
+from baton.scheduler.need import need_from_wire
 from baton.scheduler.placer import Placer
+from baton.scheduler.policy import Policy
+from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.roster import Peers, Roster, Settling
 from baton.scheduler.store import Store
@@ -34,7 +36,6 @@ from baton.scheduler.types import (
     attempt_to_wire,
     booked_to_wire,
     place_of,
-    worker_to_wire,
 )
 
 SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when no scheduler answers
@@ -54,29 +55,19 @@ class SchedulerServicer(rpc.SchedulerServicer):
     """Answer the service's calls. Malformed ones get INVALID_ARGUMENT."""
 
     def __init__(
-        self,
-        options: SchedulerOptions,
-        store: Store,
-        roster: Roster,
-        ledger: Ledger,
-        *,
-        placer: Placer,
-        settling: Settling,
-        metrics: Metrics,
-        members: Members,
-        prefixes: PrefixLedger,
-        autoscales: bool = False,
+        self, options: SchedulerOptions, store: Store, metrics: Metrics, *, autoscales: bool = False
     ) -> None:
-        """`autoscales`: whether to store the reports of routers and fleets."""
+        """`autoscales`: whether to store the reports of routers and fleets. Raises BadPolicy."""
         self._options = options
         self._store = store
-        self._roster = roster
-        self._ledger = ledger
-        self._placer = placer
-        self._settling = settling
         self._metrics = metrics
-        self._members = members
-        self._prefixes = prefixes
+        self.members = Members(store)
+        self.settling = Settling(options.worker_lease_s)
+        self.prefixes = PrefixLedger(PrefixIndex(), heartbeat_s=options.heartbeat_s)
+        self.ledger = Ledger(options.placement_lease_s)
+        self.roster = Roster(options.topic, options.worker_lease_s, self.ledger)
+        policy = Policy(options, options.policy)
+        self.placer = Placer(self.roster, self.ledger, policy, prefixes=self.prefixes)
         self._autoscales = autoscales
         self._processes = Processes()
         self._placed = 0
@@ -120,7 +111,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             if number % PLACED_AT_ONCE == PLACED_AT_ONCE - 1:
                 await asyncio.sleep(0)  # let other calls run
             reply.replies.append(self._place(need))
-        reply.report.wanted = self._placer.turns.any
+        reply.report.wanted = self.placer.turns.any
         return reply
 
     def _place(self, message: pb.Need) -> pb.PlaceReply:
@@ -129,14 +120,15 @@ class SchedulerServicer(rpc.SchedulerServicer):
         except ValueError as error:
             return pb.PlaceReply(refusal=str(error))
         began = time.perf_counter()
-        settling = bool(self._settling)  # before `place`, which may let leases expire
-        outcome = self._placer.place(need)
+        settling = bool(self.settling)  # before `place`, which may let leases expire
+        outcome = self.placer.place(need)
         took_s = time.perf_counter() - began
         self._metrics.place_seconds.observe(took_s)
         if isinstance(outcome, Assignment):
             self._metrics.placed(need, outcome)
             self._placed += 1
-            return pb.PlaceReply(placement=self._placement(need, outcome), took_s=took_s)
+            placement = placement_to_wire(outcome, self._options.placement_lease_s)
+            return pb.PlaceReply(placement=placement, took_s=took_s)
         self._metrics.rejected(outcome.code)
         if outcome.code == pb.Rejection.CODE_STALE_EPOCH:
             self._metrics.stale("placement")
@@ -153,17 +145,17 @@ class SchedulerServicer(rpc.SchedulerServicer):
             report = RouterReport.from_wire(request)
         except ValueError as error:
             return pb.ReportReply(refusal=str(error))
-        result = self._ledger.report(report)
+        result = self.ledger.report(report)
         self._metrics.stale("report", result.stale)
         for booking, event in result.ended:
             if event.kept:
-                self._prefixes.note(booking.decode_id, event.kept)
+                self.prefixes.note(booking.decode_id, event.kept)
         fenced = set(result.fenced)
         self._metrics.adopted.inc(sum(booking.attempt not in fenced for booking in report.placed))
         return pb.ReportReply(
             lost=[attempt_to_wire(one) for one in result.lost],
             fenced=[attempt_to_wire(one) for one in result.fenced],
-            generation=self._ledger.generation,
+            generation=self.ledger.generation,
         )
 
     async def Snapshot(self, request: pb.SnapshotRequest, _: Context) -> pb.SnapshotReply:
@@ -172,15 +164,15 @@ class SchedulerServicer(rpc.SchedulerServicer):
         if self._autoscales and request.HasField("load"):
             self._loads[request.router_id] = request.load.SerializeToString()
         if request.HasField("process"):
-            self._members.hear(request.process)
+            self.members.hear(request.process)
         if self._feed.age_s() >= SNAPSHOT_AGE_S:
-            self._feed.refresh(self._roster.view(), self._members.known)
-        theirs = self._ledger.booked_by(request.router_id)
+            self._feed.refresh(self.roster.view(), self.members.known)
+        theirs = self.ledger.booked_by(request.router_id)
         return pb.SnapshotReply(
             fleet=self._feed.since(request.feed, request.revision),
             yours=[booked_to_wire(worker_id, booked) for worker_id, booked in theirs.items()],
-            generation=self._ledger.generation,
-            settling=bool(self._settling),
+            generation=self.ledger.generation,
+            settling=bool(self.settling),
             worker_lease_s=options.worker_lease_s,
             placement_lease_s=options.placement_lease_s,
             max_queued_prompt_tokens=options.max_queued_prompt_tokens,
@@ -189,7 +181,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             idle_decode_tokens=options.idle_decode_tokens,
             prefix_pull_s=options.prefix_pull_s,
             log_level=self._processes.level(request.router_id),
-            left=self._roster.left(),
+            left=self.roster.left(),
         )
 
     async def Register(self, request: pb.RegisterRequest, _: Context) -> pb.RegisterReply:
@@ -197,7 +189,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         if problem:
             return pb.RegisterReply(refusal=problem)
         try:
-            refusal = self._roster.register(request.identity, request.state)
+            refusal = self.roster.register(request.identity, request.state)
         except StaleWorker as error:
             self._metrics.stale("worker")
             return pb.RegisterReply(refusal=str(error), epoch=error.last)
@@ -209,14 +201,14 @@ class SchedulerServicer(rpc.SchedulerServicer):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
         if request.state == pb.WORKER_STATE_UNSPECIFIED:
             await _refuse(context, f"worker {request.worker_id!r} sent no state")
-        heard = self._roster.heartbeat(request.worker_id, request.state, request.load, request.epoch)
+        heard = self.roster.heartbeat(request.worker_id, request.state, request.load, request.epoch)
         self._metrics.stale("worker", heard.stale)
         known = None
         if heard.known and request.HasField("blocks"):
-            known = self._prefixes.hear(request.worker_id, request.blocks)
+            known = self.prefixes.hear(request.worker_id, request.blocks)
         peers = 0.0
         if request.load.HasField("drafting"):
-            peers = self._peers.reference(request.worker_id, self._roster.view())
+            peers = self._peers.reference(request.worker_id, self.roster.view())
         return pb.HeartbeatReply(
             known=heard.known,
             drain=heard.drain,
@@ -227,16 +219,16 @@ class SchedulerServicer(rpc.SchedulerServicer):
         )
 
     async def Deregister(self, request: pb.DeregisterRequest, _: Context) -> pb.DeregisterReply:
-        if not self._roster.deregister(request.worker_id, request.epoch):
+        if not self.roster.deregister(request.worker_id, request.epoch):
             self._metrics.stale("worker")
         return pb.DeregisterReply()
 
     async def FindLeader(self, request: pb.FindLeaderRequest, _: Context) -> pb.FindLeaderReply:
-        return pb.FindLeaderReply(address=self._roster.leader_of(request.gang))
+        return pb.FindLeaderReply(address=self.roster.leader_of(request.gang))
 
     async def Describe(self, _: pb.DescribeRequest, __: Context) -> pb.Description:
-        workers = self._roster.view().workers.values()
-        attempts, handoffs = self._ledger.history(SHOWN_ATTEMPTS)
+        workers = self.roster.view().workers.values()
+        attempts, handoffs = self.ledger.history(SHOWN_ATTEMPTS)
         now = time.monotonic()
         ordered = sorted(workers, key=lambda worker: (worker.role, worker.worker_id))
         return pb.Description(
@@ -248,12 +240,12 @@ class SchedulerServicer(rpc.SchedulerServicer):
             store_problem=self._store.problem,
             drained=sorted(self._store.drained),
             routers=self._processes.routers(),
-            processes=self._members.known,
+            processes=self.members.known,
             schedulers=[pb.SchedulerStatus(placements=self._placed, store_problem=self._store.problem)],
         )
 
     async def Drain(self, request: pb.DrainRequest, _: Context) -> pb.DrainReply:
-        meant = _meant(request.worker_id, self._roster.view())
+        meant = _meant(request.worker_id, self.roster.view())
         if isinstance(meant, str):
             return pb.DrainReply(problem=meant)
         await self._drain(place_of(meant.identity))
@@ -274,7 +266,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         return pb.UndrainReply(name=meant[0])
 
     async def SetRole(self, request: pb.SetRoleRequest, _: Context) -> pb.SetRoleReply:
-        meant = _meant(request.worker_id, self._roster.view())
+        meant = _meant(request.worker_id, self.roster.view())
         problem = meant if isinstance(meant, str) else await ask.set_role(meant, request.role)
         if isinstance(meant, str) or problem:
             return pb.SetRoleReply(problem=problem)
@@ -282,7 +274,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         return pb.SetRoleReply(worker_id=meant.identity.gang.name or meant.worker_id)
 
     async def SetLogLevel(self, request: pb.SetLogLevelRequest, _: Context) -> pb.SetLogLevelReply:
-        workers = self._roster.view().workers
+        workers = self.roster.view().workers
         reply = self._processes.ask_level(request.process, request.level, workers)
         if SCHEDULER in reply.processes:
             set_level(request.level)
@@ -293,11 +285,11 @@ class SchedulerServicer(rpc.SchedulerServicer):
             return pb.InspectReply(inspection=pb.Inspection(unix_s=time.time()))
         if not request.worker_id:
             return pb.InspectReply(inspection=await asyncio.to_thread(inspection))
-        meant = _meant(request.worker_id, self._roster.view())
+        meant = _meant(request.worker_id, self.roster.view())
         return pb.InspectReply(problem=meant) if isinstance(meant, str) else await ask.inspect(meant)
 
     async def TryHandoff(self, request: pb.TryHandoffRequest, _: Context) -> pb.TryHandoffReply:
-        view = self._roster.view()
+        view = self.roster.view()
         source, puller = _meant(request.from_worker_id, view), _meant(request.to_worker_id, view)
         if isinstance(source, str):
             return pb.TryHandoffReply(problem=source)
@@ -315,21 +307,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
 
     async def _drain(self, name: str, *, undo: bool = False) -> None:
         await self._store.drain(name, undo=undo)
-        self._roster.drain(self._store.drained)
-
-    def _placement(self, need: Need, assigned: Assignment) -> pb.Placement:
-        return pb.Placement(
-            request_id=need.attempt.request_id,
-            epoch=need.attempt.epoch,
-            prefill=worker_to_wire(assigned.prefill) if assigned.prefill else None,
-            decode=worker_to_wire(assigned.decode),
-            lease_s=self._options.placement_lease_s,
-            blocks=assigned.booking.blocks,
-            waits=assigned.waits,
-            prompt_tokens=assigned.booking.prompt_tokens,
-            source=worker_to_wire(assigned.source.worker) if assigned.source else None,
-            source_tokens=assigned.source.tokens if assigned.source else 0,
-        )
+        self.roster.drain(self._store.drained)
 
 
 async def _refuse(context: Context, why: str) -> NoReturn:

@@ -101,7 +101,7 @@ def _issued(own: SecuritySettings, name: Name) -> Identity:
 def _kept(folder: Path, first: Pems | None, renew: Callable[[Credentials], Pems]) -> Identity:
     """Write the first certificate, if any; return the folder's identity and keep it renewed."""
     from baton.security import identity
-    from baton.security.identity import Renewal
+    from baton.security.renewal import Renewal
 
     if first is not None:
         identity.write(folder, first)

@@ -89,9 +89,3 @@ def check(one: Role, settings: Settings) -> None:
             f"handoff.enabled is false, but a {one.name} worker needs handoffs: leave the key out, or start "
             "only mixed workers"
         )
-
-
-def name_of(wire: scheduler_pb2.Role) -> str:
-    """Return the name of a role; empty if the role is unspecified."""
-    name = scheduler_pb2.Role.Name(wire).removeprefix("ROLE_").lower()
-    return name if name in ROLES else ""

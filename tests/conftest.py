@@ -46,7 +46,10 @@ FIRST = (
     "services/router/http/test_apis.py",  # waits
     "scheduler/test_policy.py",
 )
-ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "harness", "e2e")
+# Later these two kinds of folders do, too.
+COMPUTING = ("handoff/", "speculation/", "services/engine/")
+WAITING = ("services/cli/", "services/fleet/", "services/router/")
+ENGINES_LAST = ("services", "fuzz", "harness", "e2e")
 # Then come the longest files with engines of their own.
 LONG_FIRST = (
     "ray_serve",
@@ -117,17 +120,33 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=_rank)
+    shares = _shares(items)
+    items.sort(key=lambda item: _rank(item, shares))
     for item in items:
         named = item.get_closest_marker("timeout")
         if named is not None:
             item.add_marker(pytest.mark.timeout(named.args[0] * PATIENCE), append=False)
 
 
-def _rank(item):
-    path = item.path.relative_to(Path(__file__).parent)
+def _path(item):
+    return item.path.relative_to(Path(__file__).parent)
+
+
+def _shares(items):
+    """Return for each file of COMPUTING and of WAITING the share of its kind's files that come before it."""
+    shares = {}
+    for kind in (COMPUTING, WAITING):
+        files = sorted({path for item in items if (path := _path(item)).as_posix().startswith(kind)})
+        shares |= {path: number / len(files) for number, path in enumerate(files)}
+    return shares
+
+
+def _rank(item, shares):
+    path = _path(item)
     if path.as_posix() in FIRST:
         return -1, FIRST.index(path.as_posix())
+    if path in shares:
+        return 1, shares[path]
     folder, *_ = path.parts
     name = item.path.stem.removeprefix("test_")
     within = E2E_FIRST.index(name) if folder == "e2e" and name in E2E_FIRST else len(E2E_FIRST)

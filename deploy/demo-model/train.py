@@ -3,7 +3,6 @@
 python deploy/demo-model/train.py trunk --minutes 100
 python deploy/demo-model/train.py replies                      # generates the trunk's replies, in .work/
 python deploy/demo-model/train.py drafter mtp --minutes 40     # or eagle3
-python deploy/demo-model/train.py eval
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from chat import rendered
 from corpus import SHARES, Tokens, library_texts, training_tokens
 from dialogues import stream
 from drafting import DraftLoss, load_trunk, new_head
-from evaluate import report
 from heads import HEADS
 from model import HERE, TARGETS, WEIGHTS, NextToken, new_model, write_drafter, write_trunk
 from replies import trunk_replies
@@ -69,30 +67,21 @@ def drafter(options: argparse.Namespace) -> None:
     write_drafter(options.kind, tensors, options.out or TARGETS[options.kind])
 
 
-def score(options: argparse.Namespace) -> None:
-    """Print how many held-out questions are answered correctly."""
-    for line in report(options.out or WEIGHTS, options.questions):
-        print(line, flush=True)
-
-
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     root.add_argument("--seed", type=int, default=0, help="of the data and the run (default: 0)")
     root.add_argument("--threads", type=int, default=2, help="(default: 2)")
     phases = root.add_subparsers(required=True)
     added = {}
-    for phase in (trunk, replies, drafter, score):
-        name = "eval" if phase is score else phase.__name__
-        added[phase] = phases.add_parser(name, help=phase.__doc__)
+    for phase in (trunk, replies, drafter):
+        added[phase] = phases.add_parser(phase.__name__, help=phase.__doc__)
         added[phase].set_defaults(run=phase)
     added[trunk].add_argument("--dialogues", type=int, default=350_000, help="(default: 350000)")
     added[replies].add_argument("--prompts", type=int, default=45_056, help="(default: 45056)")
     added[drafter].add_argument("kind", choices=HEADS)
-    added[score].add_argument("--questions", type=int, default=64, help="per domain (default: 64)")
     for phase in (trunk, drafter):
         added[phase].add_argument("--minutes", type=float, default=100.0, help="duration (default: 100)")
         added[phase].add_argument("--steps", type=int, default=10**9, help="limit")
-    for phase in (trunk, drafter, score):
         added[phase].add_argument("--out", type=Path, help="folder (default: the shipped one)")
     return root
 

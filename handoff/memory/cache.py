@@ -110,10 +110,6 @@ class BlockCache(ABC):
         """
 
     @abstractmethod
-    def gather(self, group: int, block_ids: Sequence[int], records: Bytes) -> Digests:
-        """Gather blocks of a group into `records`, [n, record_bytes] uint8. Returns unseeded digests."""
-
-    @abstractmethod
     def landing(self, what: str, seed: int, after: Mark | None = None, share: Share | None = None) -> Landing:
         """Return a landing for one pull, to be used only on that pull's thread.
 
@@ -171,6 +167,7 @@ class HostBlockCache(BlockCache):
             fill.close()
 
     def gather(self, group: int, block_ids: Sequence[int], records: Bytes) -> Digests:
+        """Gather blocks of a group into `records`, [n, record_bytes] uint8. Returns unseeded digests."""
         own = np.empty(len(block_ids), np.uint64)
         kv_pack.pack(self._tables[group], np.asarray(block_ids, np.int64), records, own)
         return own

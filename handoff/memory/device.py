@@ -24,10 +24,10 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from baton.handoff.groups import Part
 from baton.handoff.memory import streams
 from baton.handoff.memory.cache import BlockCache, Landing, Tables, pieces, wanted
 from baton.handoff.memory.streams import Mark
-from baton.handoff.memory.views import Fill
+from baton.handoff.memory.views import Fill, SaveView
 from baton.handoff.records import Bytes, Digests
 from baton.kernels import kv_pack
 from baton.kernels.kv_pack import KVTable
@@ -48,24 +48,6 @@ logger = logging.getLogger(__name__)
 SAVE_BYTES, _SAVE_SLOTS = 16 << 20, 8  # on an H100, queueing a chunk took the engine's thread 0.15 ms
 LOAD_BYTES = 32 << 20  # the bus moves this chunk in 0.6 ms
 _LANES = 2  # allocated at the start
-
-
-class _Target(Protocol):
-    def pieces(self, first: int, stop: int, most: int) -> Iterable[tuple[int, int]]: ...
-
-    def records(self, first: int, stop: int) -> Bytes: ...
-
-
-@dataclass(frozen=True)
-class _Plain:
-    data: Bytes
-
-    def pieces(self, first: int, stop: int, most: int) -> Iterable[tuple[int, int]]:
-        del most
-        return [(first, stop)]
-
-    def records(self, first: int, stop: int) -> Bytes:
-        return self.data[first:stop]
 
 
 @dataclass(frozen=True)
@@ -92,7 +74,7 @@ class DeviceBlockCache(BlockCache):
     ) -> None:
         super().__init__(layers, tables, division)
         self.on = tables[0].device
-        self.device: streams.Device = device or streams.of(self.on)
+        self.device: streams.Device = device or streams.Device(self.on)
         self.load_bytes = load_bytes
         self._pinned: list[int] = []  # addresses
         self._save_chunk = max(1, save_bytes // self.record_bytes)
@@ -144,10 +126,6 @@ class DeviceBlockCache(BlockCache):
         if after is not None:
             read.synchronize()
 
-    def gather(self, group: int, block_ids: Sequence[int], records: Bytes) -> Digests:
-        coming = self._send_down([Part(group, 0, tuple(block_ids))], _Plain(records))
-        return np.concatenate([_arrived(one) for one in coming] or [np.empty(0, np.uint64)])
-
     def landing(self, what: str, seed: int, after: Mark | None = None, share: Share | None = None) -> Landing:
         tables = self._tables_of(share)
         size = next(iter(tables.values())).record_bytes
@@ -167,17 +145,17 @@ class DeviceBlockCache(BlockCache):
         while self._pinned:
             self.device.unpin(self._pinned.pop())
 
-    def _send_down(self, parts: Sequence[Part], records: _Target, after: Mark | None = None) -> list[_Coming]:
+    def _send_down(self, parts: Sequence[Part], view: SaveView, after: Mark | None = None) -> list[_Coming]:
         """Queue all packs and copies. after: see `fill`; with it, the engine's queue does not wait."""
         engine = self.device.current()
         with self._sending:
             self._packing.after(engine.mark() if after is None else after)
-            coming = [one for part in parts for one in self._queue_part(part, records)]
+            coming = [one for part in parts for one in self._queue_part(part, view)]
             if after is None:
                 engine.after(self._packing.mark())
         return coming
 
-    def _queue_part(self, part: Part, records: _Target) -> Iterator[_Coming]:
+    def _queue_part(self, part: Part, view: SaveView) -> Iterator[_Coming]:
         count = len(part.block_ids)
         table, device = self._tables[part.group], self.on
         ids_host = self.device.pinned((count,), torch.int64)
@@ -197,8 +175,8 @@ class DeviceBlockCache(BlockCache):
             self._copying.after(self._packing.mark())
             with self._copying.use():
                 begin = part.first + start
-                for first, last in records.pieces(begin, part.first + stop, stop - start):
-                    target = torch.from_numpy(records.records(first, last))
+                for first, last in view.pieces(begin, part.first + stop, stop - start):
+                    target = torch.from_numpy(view.records(first, last))
                     target.copy_(packed[first - begin : last - begin], non_blocking=True)
                 found_host[start:stop].copy_(found[start:stop], non_blocking=True)
             copied = self._left[slot] = self._copying.mark()

@@ -6,7 +6,7 @@ import bisect
 import logging
 import threading
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -26,19 +26,24 @@ class Mark(Protocol):
 
 
 class Queue:
-    """Work that a device does in order, concurrently with other queues. This class works immediately."""
+    """Work that a device does in order, concurrently with other queues."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
 
     def use(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+        context: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
+        return context
 
     def after(self, mark: Mark) -> None:
         """Make later work wait for the mark. Does not block."""
+        self._stream.wait_event(mark)
 
     def mark(self) -> Mark:
-        return self
-
-    def synchronize(self) -> None:
-        """Do nothing: the queue is its own mark, and its work is done."""
+        event = torch.cuda.Event(blocking=True)  # waits sleep instead of keeping a core busy
+        event.record(self._stream)
+        mark: Mark = event
+        return mark
 
 
 class Pins:
@@ -85,91 +90,46 @@ class Pins:
 
 
 class Device:
-    """The device that holds a cache. Here it is the CPU, so that the code for accelerators can be tested."""
+    """The GPU that holds a cache."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pins = Pins()
 
     def queue(self) -> Queue:
-        return Queue()
+        return Queue(torch.cuda.Stream(self._device))
 
     def current(self) -> Queue:
         """Return the calling thread's queue; on the engine's thread, the engine's."""
-        return Queue()
-
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype)
-
-    def pin(self, memory: Bytes) -> bool:
-        """Pin existing host memory. Return whether that succeeded."""
-        self._pins.add(memory.ctypes.data, memory.ctypes.data + memory.size)
-        return True
-
-    def unpin(self, address: int) -> None:
-        """Undo `pin`, before the memory is unmapped."""
-        self._pins.remove(address)
-
-    def pinned_parts(self, memory: Bytes) -> list[tuple[int, int]]:
-        """Return (start, stop) of the bytes that one copy may span; empty unless all are pinned."""
-        return self._pins.parts(memory.ctypes.data, memory.ctypes.data + memory.size)
-
-
-def of(device: torch.device) -> Device:
-    return Cuda(device) if device.type == "cuda" else Device()
-
-
-class Cuda(Device):
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._device = device
-
-    def queue(self) -> Queue:
-        return _Stream(torch.cuda.Stream(self._device))
-
-    def current(self) -> Queue:
-        return _Stream(torch.cuda.current_stream(self._device))
+        return Queue(torch.cuda.current_stream(self._device))
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         with torch.cuda.device(self._device):
             return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def pin(self, memory: Bytes) -> bool:
-        # after a failure, copies are slower but still correct
+        """Pin existing host memory. Return whether that succeeded; without it, copies are only slower."""
         flags = 0 if memory.flags.writeable else _READ_ONLY
-        with torch.cuda.device(self._device):  # new threads start with the first device, not the rank's
-            status = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.size, flags))
-        if status != 0:
-            self._forget_error()
+        if status := self._registered("cudaHostRegister", memory.ctypes.data, memory.size, flags):
             logger.warning("%d bytes of staging could not be pinned (CUDA error %d)", memory.size, status)
             return False
-        return super().pin(memory)
+        self._pins.add(memory.ctypes.data, memory.ctypes.data + memory.size)
+        return True
 
     def unpin(self, address: int) -> None:
-        super().unpin(address)
-        with torch.cuda.device(self._device):
-            status = int(torch.cuda.cudart().cudaHostUnregister(address))
+        """Undo `pin`, before the memory is unmapped."""
+        self._pins.remove(address)
+        self._registered("cudaHostUnregister", address)
+
+    def pinned_parts(self, memory: Bytes) -> list[tuple[int, int]]:
+        """Return (start, stop) of the bytes that one copy may span; empty unless all are pinned."""
+        return self._pins.parts(memory.ctypes.data, memory.ctypes.data + memory.size)
+
+    def _registered(self, function: str, *arguments: int) -> int:
+        """Call CUDA, and return its status."""
+        with torch.cuda.device(self._device):  # new threads start with the first device, not the rank's
+            status = int(getattr(torch.cuda.cudart(), function)(*arguments))
         if status != 0:
-            self._forget_error()
-
-    def _forget_error(self) -> None:
-        """Clear a failed call's error, which the thread's next launch would raise."""
-        with suppress(RuntimeError):
-            torch.ones(1, device=self._device)
-
-
-class _Stream(Queue):
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def use(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
-        return context
-
-    def after(self, mark: Mark) -> None:
-        self._stream.wait_event(mark)
-
-    def mark(self) -> Mark:
-        event = torch.cuda.Event(blocking=True)  # waits sleep instead of keeping a core busy
-        event.record(self._stream)
-        mark: Mark = event
-        return mark
+            with suppress(RuntimeError):  # clears the error, which the thread's next launch would raise
+                torch.ones(1, device=self._device)
+        return status

@@ -127,7 +127,7 @@ _PLANS = (
          (*SCHEDULER, *REDIS, "lose-schedulers"), 120.0, 8,
          "500 placements/s by two schedulers over Redis, on 20 workers without engines",
          rate=500),
-    Plan("short", Shape(2, 2, speculation=MTP), ("kill-decode", "hang-prefill"), 30.0, 6,
+    Plan("short", Shape(2, 2, speculation=MTP), ("kill-decode", "hang-prefill"), 30.0, 3,
          "one kill and one hang, each of another worker role: a part of the tests, not of `all`",
          once=True, every=9, stages={"kill-decode": ("stream",), "hang-prefill": ("prefill",)},
          hold_s={"hang-prefill": (3.3, 4.0)}),

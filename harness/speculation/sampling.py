@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -64,25 +62,15 @@ class Engine:
     """A forked process that runs an order with one vLLM engine."""
 
     def __init__(self, order: Order) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-sampling-")
-        self._process, self._connection = zygote.connected(
-            "sampling", f"{__name__}:serve", Path(self._folder.name)
-        )
-        self._connection.send(order)
+        self._remote = zygote.Remote("sampling", f"{__name__}:serve", order)
 
     def result(self) -> Sample:
         """Wait for the sample. Raises TimeoutError, or RuntimeError with the child's traceback."""
         try:
-            if not self._connection.poll(DEADLINE_S):
-                raise TimeoutError(f"no sample within {DEADLINE_S} s")
-            found = self._connection.recv()
+            found: Sample = self._remote.receive(DEADLINE_S)
+            return found
         finally:
-            zygote.end_all([self._process], 10)
-            self._connection.close()
-            self._folder.cleanup()
-        if isinstance(found, str):
-            raise RuntimeError(found)
-        return found  # type: ignore[no-any-return]
+            self._remote.close(10)
 
 
 def serve(connection: Connection) -> None:
@@ -93,11 +81,8 @@ def serve(connection: Connection) -> None:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
-    try:
-        connection.send(_carry_out(order))
-    except BaseException:
-        connection.send(traceback.format_exc())
-        raise
+    with zygote.reporting(connection):
+        connection.send((True, _carry_out(order)))
 
 
 def _carry_out(order: Order) -> Sample:

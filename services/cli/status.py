@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 
 from baton.attempts import is_image
+from baton.enums import role_name
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerUnavailable
@@ -24,7 +25,6 @@ from baton.services.cli.tables import UNLIMITED, Column, fitted, needed
 from baton.services.errors import ServiceError
 from baton.services.overview.commands import Kind, act, first_answer
 from baton.services.overview.workers import Gang, gangs_of, state_of
-from baton.services.roles import name_of as role_name
 
 T = TypeVar("T")
 WATCH_S = 1.0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +42,13 @@ class _Codecs(threading.local):
 
 
 _codecs = _Codecs()
+
+
+def new_request(request_id: str, prompt: list[int], params: Any, **fields: Any) -> EngineCoreRequest:
+    """Return a request of a text. vLLM's struct has no defaults for the fields that are None here."""
+    needless = ("mm_features", "pooling_params", "lora_request", "cache_salt", "data_parallel_rank")
+    given = dict.fromkeys(needless) | {"arrival_time": time.time()} | fields
+    return EngineCoreRequest(request_id=request_id, prompt_token_ids=prompt, sampling_params=params, **given)
 
 
 def encode_request(request: EngineCoreRequest) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
@@ -64,10 +63,8 @@ def await_free(host: str, port: int, within_s: float = WAIT_S) -> None:
 
 
 def _taken(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError):  # not an address of this machine: the part will report it
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        try:
-            socket.create_server((host, port), family=family).close()
-        except OSError as error:
-            return error.errno == errno.EADDRINUSE
+    try:
+        addresses.listen(host, port).close()
+    except OSError as error:  # another error, such as a foreign address, is reported by the part
+        return error.errno == errno.EADDRINUSE
     return False

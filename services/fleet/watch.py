@@ -17,10 +17,11 @@ from http.client import HTTPException
 from multiprocessing.connection import Connection
 
 from baton import plain_http
+from baton.enums import role_name
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
-from baton.services.roles import name_of, role
+from baton.services.roles import role
 
 POLL_S = 0.1
 CALM_POLL_S = 1.0  # once the router is ready, only restarts are left to report
@@ -87,21 +88,24 @@ async def _watch(models: Sequence[Watched], router: str, events: Connection) -> 
             for part in seen:
                 events.send(part)
             for one, client, is_served in zip(models, clients, served, strict=True):
-                if is_served and one.places:
-                    await _ask_orders(client, one, fleet_id, events)
+                if is_served and one.places and (found := await orders_of(client, fleet_id, one.places)):
+                    events.send(Ordered(one.prefix, *found))
             await asyncio.sleep(CALM_POLL_S if calm else POLL_S)
 
 
-async def _ask_orders(client: SchedulerClient, model: Watched, fleet_id: str, events: Connection) -> None:
-    with contextlib.suppress(SchedulerError):  # no answer: nothing changes
-        places = [
-            pb.Place(name=name, roles=[role(owner).wire] if owner else [])
-            for name, owner in model.places.items()
-        ]
-        reply = await client.orders(fleet_id, places)
-        if reply.fence:
-            roles = {one.name: name_of(one.role) for one in reply.orders}
-            events.send(Ordered(model.prefix, reply.fence, roles))
+async def orders_of(
+    client: SchedulerClient, fleet_id: str, places: Mapping[str, str]
+) -> tuple[int, dict[str, str]] | None:
+    """Return the fence of a scheduler's orders and each wanted worker's role, by place; None without orders.
+
+    places: as in `Watched`
+    """
+    asked = [pb.Place(name=name, roles=[role(owner).wire] if owner else []) for name, owner in places.items()]
+    try:
+        reply = await client.orders(fleet_id, asked)
+    except SchedulerError:
+        return None
+    return (reply.fence, {one.name: role_name(one.role) for one in reply.orders}) if reply.fence else None
 
 
 async def _look(client: SchedulerClient, prefix: str) -> list[Seen]:

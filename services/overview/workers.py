@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baton.enums import role_name, state_name
 from baton.protos import scheduler_pb2 as pb
-from baton.services.roles import name_of
 
 FORMING = "forming"
 
@@ -77,7 +77,7 @@ def state_of(worker: pb.WorkerStatus, gang: Gang | None) -> str:
         return "drained"
     if worker.state == pb.WORKER_STATE_READY and gang is not None and gang.state == FORMING:
         return FORMING
-    return pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
+    return state_name(worker.state)
 
 
 GONE_S = 30.0  # how long a worker that has left is still shown
@@ -184,7 +184,7 @@ class Workers:
         return Row(
             id=identity.worker_id,
             name=identity.name or identity.worker_id,
-            role=name_of(identity.role),
+            role=role_name(identity.role),
             state=state_of(status, gang),
             running=load.running,
             waiting=load.waiting,

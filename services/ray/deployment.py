@@ -22,10 +22,9 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from baton import addresses
-from baton.protos import scheduler_pb2 as pb
+from baton.enums import role_name, state_name
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
-from baton.services import roles
 from baton.services.errors import ServiceError, StartError, describe
 from baton.services.fleet.node import PartOrder
 from baton.services.fleet.watch import healthy
@@ -265,17 +264,14 @@ class Deployment:
         except SchedulerError:
             return
         was = self._workers
-        self._workers = {
-            one.identity.name: pb.WorkerState.Name(one.state).removeprefix("WORKER_STATE_").lower()
-            for one in description.workers
-        }
+        self._workers = {one.identity.name: state_name(one.state) for one in description.workers}
         ready = {name for name, state in self._workers.items() if state == "ready"}
         for one in description.workers:
             name = one.identity.name
             if name in ready and was.get(name) != "ready":
                 self._tell(name, f"ready: {one.identity.address}{self._slots.back(name, ready)}")
         with self._lock:
-            self._follow({one.identity.name: roles.name_of(one.identity.role) for one in description.workers})
+            self._follow({one.identity.name: role_name(one.identity.role) for one in description.workers})
         states = self._nodes.states
         for name, node in list(self._routers.items()):
             if states.get(name) != "running":

@@ -13,10 +13,8 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.errors import SchedulerError
-from baton.services import roles
+from baton.services.fleet.watch import orders_of
 from baton.services.ray import cluster
 from baton.services.ray.config import SIDES, WORKER_ROLES, ClusterSettings
 
@@ -41,14 +39,10 @@ class OrderedWorkers:
         if settings.interchangeable:
             names = [name for role in SIDES for name in first[role]]
             names += [f"worker-{at}" for at in range(len(names), sum(most.values()))]
-            self._places = [pb.Place(name=name) for name in names]
+            self._places = dict.fromkeys(names, "")  # place -> its role; "": prefill or decode
         else:
-            self._places, own = [], most | own
-        self._places += [
-            pb.Place(name=f"{role}-{at}", roles=[roles.role(role).wire])
-            for role, number in own.items()
-            for at in range(number)
-        ]
+            self._places, own = {}, most | own
+        self._places |= {f"{role}-{at}": role for role, number in own.items() for at in range(number)}
         self._id = f"ray-{socket.gethostname()}-{os.getpid()}"
         self._fence = 0
         self._asked = -math.inf
@@ -59,14 +53,10 @@ class OrderedWorkers:
         if now - self._asked < ORDERS_S:
             return
         self._asked = now
-        try:
-            reply = await client.orders(self._id, self._places)
-        except SchedulerError:
-            return
-        if reply.fence and reply.fence >= self._fence:
-            self._fence = reply.fence
-            known = {place.name for place in self._places}
-            self._ordered = {one.name: roles.name_of(one.role) for one in reply.orders if one.name in known}
+        found = await orders_of(client, self._id, self._places)
+        if found and found[0] >= self._fence:
+            self._fence, ordered = found
+            self._ordered = {name: role for name, role in ordered.items() if name in self._places}
 
     @property
     def roles(self) -> dict[str, str]:

@@ -9,7 +9,6 @@ only lacked the image, the next attempt sends it the image instead, once.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Collection
 
@@ -18,7 +17,7 @@ from baton.protos import worker_pb2
 from baton.scheduler.client import Placement
 from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.images import Image
-from baton.services.router.prefix import KEY_BYTES
+from baton.services.router.prefix import source_of
 from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.relay_parts import Owner
 from baton.services.router.timings import process_of
@@ -135,20 +134,14 @@ class _Encode(StreamListener):
         self._relay = relay
         self._placement = placement
         self._failed = failed
-        self._key = secrets.token_bytes(KEY_BYTES)
+        self._source = source_of(placement.decode, self.request_id)
         self._began = time.monotonic()
         self._stream: WorkerStream | None = None
         self._over = False
 
     @property
     def message(self) -> worker_pb2.Encoded:
-        source = worker_pb2.Source(
-            worker_id=self.worker_id,
-            address=self._placement.decode.address,
-            request_id=self.request_id,
-            key=self._key,
-        )
-        return worker_pb2.Encoded(identifier=self.image.identifier, source=source)
+        return worker_pb2.Encoded(identifier=self.image.identifier, source=self._source)
 
     def start(self) -> None:
         if not self._over:  # another encode may have failed at once, which ends this one
@@ -172,17 +165,15 @@ class _Encode(StreamListener):
             self._fail(str(stream))
             return
         state = self._relay.state
-        start = worker_pb2.Start(
+        start = state.start(
+            worker_pb2.PHASE_ENCODE,
             request_id=self.request_id,
             epoch=self.epoch,
-            phase=worker_pb2.PHASE_ENCODE,
             engine_request=self.image.request,
-            traceparent=state.trace.traceparent,
             service=state.service_message,
             party=state.party.number,
             prompt_tokens=self._placement.prompt_tokens,
-            key=self._key,
-            left_s=max(0.001, state.deadline - time.monotonic()),
+            key=self._source.key,
         )
         lacked = state.encodes_failed[self.image.identifier] == _LACKED
         if lacked:

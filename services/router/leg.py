@@ -58,17 +58,15 @@ class Leg(StreamListener):
         self.request_id = state.request_id
         self.epoch = state.epoch
         self.over: asyncio.Future[Failure | None] = asyncio.get_running_loop().create_future()
-        self._unsent: worker_pb2.Start | None = worker_pb2.Start(
+        self._unsent: worker_pb2.Start | None = state.start(
+            self._PHASE,
             request_id=state.request_id,
             epoch=state.epoch,
-            phase=self._PHASE,
             engine_request=state.engine_request,
             output_token_ids=state.tokens,
-            traceparent=state.trace.traceparent,
             service=state.service_message,
             party=state.party.number,
             source=source,
-            left_s=max(0.001, state.deadline - time.monotonic()),
             encoded=encodes.encoded if encodes is not None else (),
             **more,
         )

@@ -11,7 +11,6 @@ client gets tokens in order, and none from an attempt whose prefill failed.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any
 from baton.protos import worker_pb2
 from baton.services.router.encodes import Encodes
 from baton.services.router.leg import NOT_LOADED, Leg
-from baton.services.router.prefix import KEY_BYTES, prefix_of
+from baton.services.router.prefix import prefix_of, source_of
 from baton.services.router.recovery import SOURCE_ENDS_S, Failure, Trouble, failure_of_pair, may_be_the_source
 from baton.services.router.relay_parts import Owner
 from baton.tasks import LOOKS
@@ -87,18 +86,13 @@ class PrefillLeg(Leg):
     _SOURCE_LOST = Trouble.PREFIX
 
     def __init__(self, relay: Owner, encodes: Encodes) -> None:
-        state, placement, key = relay.state, relay.placement, secrets.token_bytes(KEY_BYTES)
+        state, placement = relay.state, relay.placement
         worker = placement.prefill or placement.decode
-        self.source = worker_pb2.Source(  # the decode worker will load from it
-            worker_id=worker.worker_id,
-            address=worker.address,
-            request_id=state.request_id,
-            key=key,
-            tokens=state.tokens_to_prefill,
-        )
+        self.source = source_of(worker, state.request_id, state.tokens_to_prefill)  # for the decode worker
         self._prefix = prefix_of(state, placement, relay.parts)
         pulled = self._prefix.source if self._prefix is not None else None
-        super().__init__(relay, worker, pulled, encodes, key=key, prompt_tokens=placement.prompt_tokens)
+        fields = {"key": self.source.key, "prompt_tokens": placement.prompt_tokens}
+        super().__init__(relay, worker, pulled, encodes, **fields)
         # Hold the first token if the decode worker has no slot yet: the stream would stall after it.
         self._holds = placement.waits
         self._saved_timer: asyncio.TimerHandle | None = None

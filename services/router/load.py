@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence, Sized
+from collections.abc import Sized
 
 from baton.autoscale.histogram import SECONDS, TOKENS, Histogram
 from baton.protos import scheduler_pb2 as pb
 from baton.services.router.state import RequestState
-
-
-def summed(loads: Sequence[pb.RouterLoad]) -> pb.RouterLoad:
-    if len(loads) == 1:
-        return loads[0]
-    whole = pb.RouterLoad()
-    for name in ("prompts", "first_token", "gap", "images"):
-        getattr(whole, name).extend(map(sum, zip(*(getattr(one, name) for one in loads), strict=True)))
-    for name in ("prompt_tokens", "over", "output_tokens", "waiting", "image_tokens"):
-        setattr(whole, name, sum(getattr(one, name) for one in loads))
-    return whole
 
 
 class RouterCounts:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from baton.enums import role_name
 from baton.keeping import keep
 from baton.protos import scheduler_pb2, worker_pb2
-from baton.services.roles import name_of
 from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.worker_stream import CHECKS, WorkerStream
 from baton.tasks import spawn_apart
@@ -123,7 +123,7 @@ class WorkerPool:
         return task
 
     async def _open(self, worker: scheduler_pb2.Worker) -> WorkerStream | WorkerUnreachable:
-        role = name_of(worker.role)
+        role = role_name(worker.role)
         stream = WorkerStream(
             worker, self._decode_outputs, self._ended, lambda image: self._on_image(role, image.size)
         )

@@ -56,6 +56,17 @@ def _block_start(tokens: int) -> int:
     return (tokens - 1) // BLOCK * BLOCK
 
 
+def source_of(worker: scheduler_pb2.Worker, request_id: str, tokens: int = 0) -> worker_pb2.Source:
+    """Return where other workers get what a request saves on a worker, and a new key for it."""
+    return worker_pb2.Source(
+        worker_id=worker.worker_id,
+        address=worker.address,
+        request_id=request_id,
+        key=secrets.token_bytes(KEY_BYTES),
+        tokens=tokens,
+    )
+
+
 class Prefix(StreamListener):
     """The request that saves the first blocks of one attempt's prompt at their source.
 
@@ -75,8 +86,7 @@ class Prefix(StreamListener):
         self._state = state
         self._worker = source
         self._pair = source.worker_id, prefill_id
-        self._tokens = tokens
-        self._key = secrets.token_bytes(KEY_BYTES)
+        self.source = source_of(source, self.request_id, tokens)
         self._pool = parts.pool
         self._pairs = parts.placements.pairs
         self._metrics = parts.metrics
@@ -84,16 +94,6 @@ class Prefix(StreamListener):
         self._on_lost: Callable[[str], None] | None = None  # set while the prefill worker may wait or pull
         self._saved = False
         self._outcome = ""  # the outcome that was counted
-
-    @property
-    def source(self) -> worker_pb2.Source:
-        return worker_pb2.Source(
-            worker_id=self._worker.worker_id,
-            address=self._worker.address,
-            request_id=self.request_id,
-            key=self._key,
-            tokens=self._tokens,
-        )
 
     def start(self, on_lost: Callable[[str], None]) -> None:
         """Ask the source to save the prefix. `on_lost` is called if the source is lost during the pull."""
@@ -130,15 +130,13 @@ class Prefix(StreamListener):
         if isinstance(stream, WorkerUnreachable):
             self.on_lost(str(stream))
             return
-        start = worker_pb2.Start(
+        start = self._state.start(
+            worker_pb2.PHASE_SAVE,
             request_id=self.request_id,
             epoch=self.epoch,
-            phase=worker_pb2.PHASE_SAVE,
             engine_request=self._state.engine_request,
-            traceparent=self._state.trace.traceparent,
-            prefix_tokens=self._tokens,
-            key=self._key,
-            left_s=max(0.001, self._state.deadline - time.monotonic()),
+            prefix_tokens=self.source.tokens,
+            key=self.source.key,
         )
         if stream.begin(self, start):
             self._stream = stream

@@ -11,7 +11,7 @@ import time
 from array import array
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from baton.machine import memory
 from baton.prefix_keys import NO_KEYS, PromptKeys
@@ -170,6 +170,11 @@ class RequestState:
             preemptible=service.preemptible,
             ttft_s=service.ttft_s or 0.0,
         )
+
+    def start(self, phase: worker_pb2.Phase, **more: Any) -> worker_pb2.Start:
+        """Return the message that begins a phase on a worker. `more`: the fields in which phases differ."""
+        left_s = max(0.001, self.deadline - time.monotonic())
+        return worker_pb2.Start(phase=phase, traceparent=self.trace.traceparent, left_s=left_s, **more)
 
     @property
     def attempts_kept(self) -> tuple[Timings, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from baton.enums import role_name
 from baton.protos import scheduler_pb2, worker_pb2
 
 
@@ -26,8 +27,7 @@ UNKNOWN = Process("", "")
 
 
 def process_of(worker: scheduler_pb2.Worker) -> Process:
-    role = scheduler_pb2.Role.Name(worker.role).removeprefix("ROLE_").lower()
-    return Process(f"baton-{role}", worker.worker_id)
+    return Process(f"baton-{role_name(worker.role)}", worker.worker_id)
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
     Baton's router                  here
     WaitingRoom                     the same
-    Placements and Reporter         calls of the placer; reports reach the scheduler in batches, as in Baton
+    Placements and Exchange         calls of the placer; reports reach the scheduler in batches, as in Baton
     Leg, over a worker's stream     a job in a simulated engine
 
 Nothing fails here, except that a request may be refused, time out or be too large.

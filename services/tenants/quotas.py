@@ -78,32 +78,32 @@ class Slots:
 class SlotLimit:
     """The limit of one owner's concurrent requests (quotas.py). Calls to Redis report the whole count."""
 
-    __slots__ = ("_owner", "_slots", "field", "most")
+    __slots__ = ("_slots", "field", "most", "owner")
 
     def __init__(self, slots: Slots, owner: str, most: int) -> None:
         self._slots = slots
-        self._owner = owner
+        self.owner = owner
         self.field = "concurrency"
         self.most = most
 
     def take_here(self, amount: int) -> float | None:
         held = self._slots.held
-        if held[self._owner] + amount > math.ceil(self.most / self._slots.parts):
+        if held[self.owner] + amount > math.ceil(self.most / self._slots.parts):
             return RETRY_S
-        held[self._owner] += amount
+        held[self.owner] += amount
         return None
 
     async def take_shared(self, _: int) -> float | None:
-        return None if await self._slots.say(self._owner, self.most) else RETRY_S
+        return None if await self._slots.say(self.owner, self.most) else RETRY_S
 
     def give_here(self, amount: int) -> None:
         held = self._slots.held
-        held[self._owner] -= amount
-        if held[self._owner] <= 0:
-            del held[self._owner]
+        held[self.owner] -= amount
+        if held[self.owner] <= 0:
+            del held[self.owner]
 
     def give_shared(self, _: int) -> None:
-        self._slots.say_soon(self._owner)
+        self._slots.say_soon(self.owner)
 
 
 PERIODS = {"requests_per_s": 1.0, "tokens_per_min": 60.0}  # s
@@ -138,12 +138,13 @@ class Rates:
 class Rate:
     """The limit of one owner's rate: `most` in each period of `field` (quotas.py)."""
 
-    __slots__ = ("_interval", "_name", "_rates", "field", "most")
+    __slots__ = ("_interval", "_name", "_rates", "field", "most", "owner")
 
     def __init__(self, rates: Rates, field: str, owner: str, most: int) -> None:
         self._rates = rates
         self._name = f"{field}:{owner}"
         self._interval = PERIODS[field] / most * rates.parts
+        self.owner = owner
         self.field = field
         self.most = most
 
@@ -219,42 +220,38 @@ class Quotas:
 
     async def enter(self, caller: Caller) -> Visit:
         """Admit one HTTP request. Raises OverLimit."""
-        slots: list[tuple[str, Limit]] = [
-            (owner, SlotLimit(self._slots, owner, of.concurrency))
-            for owner, of in _owners(caller)
-            if of.concurrency
+        slots: list[Limit] = [
+            SlotLimit(self._slots, owner, of.concurrency) for owner, of in _owners(caller) if of.concurrency
         ]
-        rates = list(self._rates_of(caller, "requests_per_s"))
-        await self._take([*slots, *rates], 1)
-        return Visit(self, caller, [slot for _, slot in slots])
+        await self._take([*slots, *self._rates_of(caller, "requests_per_s")], 1)
+        return Visit(self, caller, slots)
 
     async def charge(self, caller: Caller, tokens: int) -> list[Limit]:
         """Charge a sequence's tokens. Return the limits charged. Raises OverLimit."""
-        rates = list(self._rates_of(caller, "tokens_per_min"))
+        rates = self._rates_of(caller, "tokens_per_min")
         await self._take(rates, tokens)
-        return [rate for _, rate in rates]
+        return rates
 
-    def _rates_of(self, caller: Caller, field: str) -> Iterator[tuple[str, Limit]]:
-        for owner, of in _owners(caller):
-            if most := getattr(of, field):
-                yield owner, Rate(self._rates, field, owner, most)
+    def _rates_of(self, caller: Caller, field: str) -> list[Limit]:
+        limits = ((owner, getattr(of, field)) for owner, of in _owners(caller))
+        return [Rate(self._rates, field, owner, most) for owner, most in limits if most]
 
-    async def _take(self, limits: Sequence[tuple[str, Limit]], amount: int) -> None:
-        for at, (owner, limit) in enumerate(limits):
+    async def _take(self, limits: Sequence[Limit], amount: int) -> None:
+        for at, limit in enumerate(limits):
             wait_s = limit.take_here(amount)
             if wait_s is not None:
-                for _, taken in limits[:at]:
+                for taken in limits[:at]:
                     taken.give_here(amount)
-                raise _over(owner, limit, amount, wait_s)
+                raise _over(limit, amount, wait_s)
         shared: list[Limit] = []
         try:
-            for owner, limit in limits:
+            for limit in limits:
                 wait_s = await limit.take_shared(amount)
                 if wait_s is not None:
-                    raise _over(owner, limit, amount, wait_s)
+                    raise _over(limit, amount, wait_s)
                 shared.append(limit)
         except BaseException:  # including cancellation, if the client disconnects
-            for _, taken in limits:
+            for taken in limits:
                 taken.give_here(amount)
             for taken in shared:
                 taken.give_shared(amount)
@@ -302,8 +299,8 @@ def _owners(caller: Caller) -> Iterator[tuple[str, Limits]]:
     yield f"tenant:{caller.tenant}", caller.settings
 
 
-def _over(owner: str, limit: Limit, amount: int, wait_s: float) -> OverLimit:
-    kind, _, name = owner.partition(":")
+def _over(limit: Limit, amount: int, wait_s: float) -> OverLimit:
+    kind, _, name = limit.owner.partition(":")
     rule = f"{kind} {name!r} is limited to {limit.most} {_NOUNS[limit.field]} ({limit.field})"
     if limit.field == "tokens_per_min":
         rule += f", and this request needs {amount}"

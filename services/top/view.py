@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.autoscale.histogram import SECONDS, quantile
+from baton.autoscale.loads import increase, summed
 from baton.protos import scheduler_pb2 as pb
 from baton.services.overview.workers import Row, gangs_of
 
@@ -92,13 +93,14 @@ def traffic(now: Seen, before: Seen | None) -> Traffic:
     """Return the routers' work since `before`; a new router counts from its second description."""
     old = {} if before is None else {one.router_id: one.load for one in before.description.routers}
     routers = [(one.load, old[one.router_id]) for one in now.description.routers if one.router_id in old]
+    new = summed(increase(load, was) for load, was in routers)
     passed_s = max(1e-9, now.at - before.at) if before else 1.0
     return Traffic(
-        requests_s=sum(new.over - was.over for new, was in routers) / passed_s,
-        tokens_s=sum(new.output_tokens - was.output_tokens for new, was in routers) / passed_s,
+        requests_s=new.over / passed_s,
+        tokens_s=new.output_tokens / passed_s,
         waiting=sum(one.load.waiting for one in now.description.routers),
-        ttft=_quantiles([_more(new.first_token, was.first_token) for new, was in routers]),
-        itl=_quantiles([_more(new.gap, was.gap) for new, was in routers]),
+        ttft=_quantiles(new.first_token),
+        itl=_quantiles(new.gap),
     )
 
 
@@ -107,14 +109,8 @@ def _mean(of: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _more(new: Sequence[int], old: Sequence[int]) -> list[int]:
-    if len(old) != len(new):
-        return list(new)
-    return [max(0, one - was) for one, was in zip(new, old, strict=True)]
-
-
-def _quantiles(counts: Sequence[Sequence[int]]) -> tuple[float, float] | None:
-    filled = [one for one in counts if len(one) == len(SECONDS) + 1]
-    total = [sum(column) for column in zip(*filled, strict=True)]
-    half, most = quantile(total, SECONDS, 0.5), quantile(total, SECONDS, 0.99)
+def _quantiles(counts: Sequence[int]) -> tuple[float, float] | None:
+    if len(counts) != len(SECONDS) + 1:  # no router, or routers of another version
+        return None
+    half, most = quantile(counts, SECONDS, 0.5), quantile(counts, SECONDS, 0.99)
     return None if half is None or most is None else (half, most)

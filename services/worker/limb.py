@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from baton import addresses, rpc
@@ -24,7 +23,7 @@ from baton.services.errors import PeerRefused
 from baton.services.roles import Role
 from baton.services.worker.advertise import advertised
 from baton.services.worker.gang import WorkerGang, gang_of, own_host
-from baton.services.worker.starting import done_or_stopped, stop_on_signals
+from baton.services.worker.starting import Stopped, preloaded, stop_on_signals, unless_stopped
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +67,8 @@ class Limb:
             gang = WorkerGang(self._identity, self._settings, lambda _: None, client.leader_of, own)
             try:
                 await self._live(stop, gang, found.kv_host)
+            except Stopped:
+                pass
             except Refused as error:
                 raise PeerRefused(f"the scheduler refuses this limb: {error}") from None
             finally:
@@ -75,18 +76,11 @@ class Limb:
         return 0
 
     async def _live(self, stop: asyncio.Event, gang: WorkerGang, kv_host: str) -> None:
-        thread = ThreadPoolExecutor(1, "preload")
-        importing = asyncio.get_running_loop().run_in_executor(thread, self._preload)
-        if not await done_or_stopped(importing, "importing vLLM", stop, gang):
-            return
-        await importing
+        await unless_stopped(preloaded(self._preload), "importing vLLM", stop, gang)
         from baton.services.engine.build import EnginePlan
         from baton.services.engine.limb import LimbHost
 
-        meeting = asyncio.create_task(gang.meet())
-        if not await done_or_stopped(meeting, "waiting for the rest of its gang", stop, gang):
-            return
-        rank = await meeting
+        rank = await unless_stopped(gang.meet(), "waiting for the rest of its gang", stop, gang)
         plan = EnginePlan(
             self._settings,
             gang.life.rsplit("/", 1)[0],  # the worker's id, as for the worker's own ranks
@@ -98,10 +92,7 @@ class Limb:
         )
         host = LimbHost(plan)
         logger.info("loading %s for %s", self._settings.engine.model, gang.life)
-        loading = asyncio.create_task(host.load())
-        if not await done_or_stopped(loading, "loading", stop, gang):
-            return
-        await loading
+        await unless_stopped(host.load(), "loading", stop, gang)
         gang.serve()
         logger.info("ready")
         await self._serve(stop, gang, host.failed)

@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton import addresses, rpc
+from baton.enums import role_name
 from baton.handoff import transports
 from baton.handoff.reports import Staged
 from baton.keeping import keep
@@ -36,7 +36,7 @@ from baton.services.roles import Role
 from baton.services.worker.advertise import advertised
 from baton.services.worker.gang import WorkerGang, gang_of, own_host
 from baton.services.worker.metrics import WorkerMetrics
-from baton.services.worker.starting import done_or_stopped, stop_on_signals
+from baton.services.worker.starting import Stopped, preloaded, stop_on_signals, unless_stopped
 
 if TYPE_CHECKING:  # a worker registers before it imports vLLM, which takes seconds
     from baton.services.engine.grammars.house import GrammarHouse
@@ -47,6 +47,8 @@ if TYPE_CHECKING:  # a worker registers before it imports vLLM, which takes seco
     from baton.services.worker.grammars import Grammars
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # All in seconds.
 SCHEDULER_WAIT_S = 60.0  # wait for a scheduler at the start
@@ -124,6 +126,8 @@ class Node:
             try:
                 await session.start(max(0.0, deadline - time.monotonic()))
                 return await self._live(server, session)
+            except Stopped:
+                return 0
             except Refused as error:
                 raise PeerRefused(f"the scheduler refuses this worker: {error}") from None
             except SchedulerUnavailable as error:
@@ -133,12 +137,7 @@ class Node:
                 await server.stop(SERVER_GRACE_S)
 
     async def _live(self, server: grpc.aio.Server, session: WorkerSession) -> int:
-        # A thread of its own, because closing the loop would wait for threads of its default executor.
-        thread = ThreadPoolExecutor(1, "preload")
-        importing = asyncio.get_running_loop().run_in_executor(thread, self._preload)
-        if not await self._done_or_stopped(importing, "importing vLLM"):
-            return 0
-        await importing
+        await self._unless_stopped(preloaded(self._preload), "importing vLLM")
         from baton.services.engine.build import EnginePlan
         from baton.services.engine.host import EngineHost
         from baton.services.worker.dispatcher import Dispatcher
@@ -189,18 +188,13 @@ class Node:
             load = partial(host.load, dispatcher)
             if self._gang is not None:
                 stack.push_async_callback(self._gang.link.close)
-                meeting = asyncio.create_task(self._gang.meet())
-                if not await self._done_or_stopped(meeting, "waiting for the rest of its gang"):
-                    return 0
-                load = partial(load, await meeting, self._gang.link.ring)
+                met = await self._unless_stopped(self._gang.meet(), "waiting for the rest of its gang")
+                load = partial(load, met, self._gang.link.ring)
                 session.identity.gang.life = mine.gang.life = self._gang.life  # read by Hello
                 session.revision += 1  # so that it registers again
                 session.wake()
             logger.info("loading %s", self._settings.engine.model)
-            loading = asyncio.create_task(load())
-            if not await self._done_or_stopped(loading, "loading"):
-                return 0
-            info = await loading
+            info = await self._unless_stopped(load(), "loading")
             self._metrics.set_blocks(info.free_blocks if self._role.generates else 0)
             self._metrics.ask(lambda: host.staged(STAGED_TIMEOUT_S), lambda: host.dummy_steps)
             await grammars.open()
@@ -292,8 +286,8 @@ class Node:
 
     # Starting.
 
-    async def _done_or_stopped(self, work: asyncio.Future[Any], what: str) -> bool:
-        return await done_or_stopped(work, what, self._stop, self._gang)
+    async def _unless_stopped(self, step: Awaitable[T], what: str) -> T:
+        return await unless_stopped(step, what, self._stop, self._gang)
 
     def _bind(self, server: grpc.aio.Server) -> int:
         listen = addresses.join(*addresses.split(self._settings.worker.listen))
@@ -320,7 +314,7 @@ class Node:
         fence: the term of the autoscaler that orders it, 0 for an operator; an order of an earlier term is
         refused. If no scheduler answers, the change takes effect when one does.
         """
-        name = roles.name_of(wire)
+        name = role_name(wire)
         if not name or self._dispatcher is None:
             return f"role {wire} is not known here"
         if 0 < fence < self._fence:

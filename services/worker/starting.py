@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from baton import signals
 from baton.services.errors import StartError
@@ -14,9 +16,15 @@ from baton.services.worker.gang import WorkerGang
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 PROGRESS_EVERY_S = 10.0
 LOADING_S = 1800.0  # limit in a gang: vLLM's ranks wait for each other without a limit
 CAUSE_S = 1.0  # time to notice the end of a member, which may have made the work here fail
+
+
+class Stopped(Exception):
+    """A signal ended the process before it served."""
 
 
 def stop_on_signals() -> asyncio.Event:
@@ -36,15 +44,18 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def done_or_stopped(
-    work: asyncio.Future[Any], what: str, stop: asyncio.Event, gang: WorkerGang | None
-) -> bool:
-    """Wait for `work`, logging progress; cancel it and return False if `stop` is set first.
+async def preloaded(preload: Callable[[], None]) -> None:
+    # A thread of its own, because closing the loop would wait for threads of its default executor.
+    await asyncio.get_running_loop().run_in_executor(ThreadPoolExecutor(1, "preload"), preload)
 
-    Raises SiblingLost if the gang ends first, or just after `work` has failed, and StartError if a gang takes
-    longer than LOADING_S.
+
+async def unless_stopped(step: Awaitable[T], what: str, stop: asyncio.Event, gang: WorkerGang | None) -> T:
+    """Return the step's result, logging progress; cancel it and raise Stopped if `stop` is set first.
+
+    Raises SiblingLost if the gang ends first, or just after the step has failed, and StartError if a gang
+    takes longer than LOADING_S.
     """
-    began = time.monotonic()
+    began, work = time.monotonic(), asyncio.ensure_future(step)
     stopping = asyncio.create_task(stop.wait())
     waited: list[asyncio.Future[Any]] = [work, stopping]
     if gang is not None:
@@ -64,10 +75,10 @@ async def done_or_stopped(
             gang.check()
         logger.info("ended by a signal while %s", what)
         work.cancel()
-        return False
+        raise Stopped
     if gang is not None and (error := work.exception()):
         await asyncio.wait([gang.link.lost], timeout=CAUSE_S)
         if gang.link.lost.done():
             logger.error("failed while %s: %s", what, error)
         gang.check()
-    return True
+    return work.result()

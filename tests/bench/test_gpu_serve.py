@@ -46,9 +46,9 @@ def test_differences_of_two_scrapes():
 
 
 def test_a_closed_loop_counts_tokens_within_its_time():
-    early = Reply(0.0, 200, arrivals=[1.0, 2.0], whole=True)  # half of its tokens arrive in time
-    counted = Reply(1.5, 200, arrivals=[1.6, 1.7, 1.9, 2.9], whole=True)
-    failed = Reply(1.6, 200)
+    early = Reply(0.0, status=200, arrivals=[1.0, 2.0], whole=True)  # half of its tokens arrive in time
+    counted = Reply(1.5, status=200, arrivals=[1.6, 1.7, 1.9, 2.9], whole=True)
+    failed = Reply(1.6, status=200)
     found = figures_of([early, counted, failed], first=1.5, last=2.5)
     assert found["tokens_per_s"] == pytest.approx(ANSWER * (1 / 2 + 3 / 4))
     assert found["ttft_p50_ms"] == pytest.approx(100)

@@ -68,6 +68,9 @@ class Spread:
         def look():
             for name, process in self.processes.items():
                 assert name not in {*names, "up", "node"} or process.poll() is None, process.text[-3000:]
+            started = [self.processes[name] for name in names if name in self.processes]
+            if not all("ready on" in process.text for process in started):
+                return []  # cheaper than a status
             workers = self.status().get("workers", [])
             ids = [one["identity"]["worker_id"] for one in workers if one["state"] == "WORKER_STATE_READY"]
             ready = [one for one in ids if one not in but]

@@ -27,6 +27,7 @@ from baton.handoff.transports.base import Transport
 from baton.handoff.transports.nixl import Nixl
 from baton.protos.handoff_pb2 import Manifest, Shard
 from harness.support import eventually
+from tests.handoff.host_device import gathered
 
 # parameters of tests; those of nixl are skipped if the package is missing
 _without_nixl = pytest.mark.skipif(bool(Nixl.hindrance()), reason=Nixl.hindrance())
@@ -222,7 +223,7 @@ def puller(cache, groups=GROUPS):
 
 def records(cache, block_ids, group=0):
     out = np.empty((len(block_ids), cache.record_bytes), np.uint8)
-    cache.gather(group, block_ids, out)
+    gathered(cache, group, block_ids, out)
     return out
 
 

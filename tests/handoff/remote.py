@@ -1,8 +1,6 @@
 """A source in a separate process."""
 
 import os
-import tempfile
-from pathlib import Path
 
 from baton.handoff import transports
 from baton.handoff.memory import segments
@@ -27,30 +25,26 @@ def serve(connection):
         staging_bytes=96 * caches.MIB,
         names=transports.possible(),
     )
-    connection.send(None)
+    connection.send((True, None))
     while (asked := connection.recv()) is not None:
         name, arguments = asked
-        if name == "save":
-            connection.send(source.save(*arguments).SerializeToString())
-        elif name == "begin":
-            connection.send(source.begin(*arguments).SerializeToString())
-        elif name == "held":
-            connection.send(source.staging.held())
+        if name == "held":
+            connection.send((True, source.staging.held()))
+        else:
+            connection.send((True, getattr(source, name)(*arguments).SerializeToString()))
     source.close()
-    connection.send(None)
+    connection.send((True, None))
 
 
 class RemoteSource:
     """Its cache is `caches.make_cache(CACHE_BLOCKS, SEED)`, as in the test's process."""
 
     def __init__(self, lease_s=30.0, chunk_bytes=CHUNK_BYTES):
-        self._folder = tempfile.TemporaryDirectory()
-        self.process, self._connection = zygote.connected(
-            "source", f"{__name__}:serve", Path(self._folder.name)
-        )
         ucx = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
-        self._connection.send((lease_s, chunk_bytes, segments.DIRECTORY, ucx))
-        self._receive()
+        order = lease_s, chunk_bytes, segments.DIRECTORY, ucx
+        self._remote = zygote.Remote("source", f"{__name__}:serve", order)
+        self.process = self._remote.process
+        self._remote.receive(30)
         self.cache = caches.make_cache(CACHE_BLOCKS, SEED)
 
     def save(self, request_id, block_ids, epoch=1):
@@ -68,22 +62,15 @@ class RemoteSource:
 
     def close(self):
         if self.process.poll() is None:
-            self._connection.send(None)
-            self._receive()
+            self._remote.send(None)
+            self._remote.receive(30)
         self.kill()
 
     def kill(self):
         self.process.kill()
         self.process.wait(10)
-        self._connection.close()
-        self._folder.cleanup()
+        self._remote.close(0)
 
     def _ask(self, name, *arguments):
-        self._connection.send((name, arguments))
-        return self._receive()
-
-    def _receive(self):
-        if not self._connection.poll(30):
-            self.process.kill()
-            raise TimeoutError("no answer from the source's process")
-        return self._connection.recv()
+        self._remote.send((name, arguments))
+        return self._remote.receive(30)

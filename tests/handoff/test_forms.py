@@ -25,6 +25,7 @@ from baton.handoff.save.saver import SaveJob
 from baton.kernels.kv_pack import WIRE_DTYPES
 from harness.support import PATIENCE
 from tests.handoff.caches import Source, puller, random_blocks, source
+from tests.handoff.host_device import HostDevice
 
 BLOCKS, TOKENS = 9, 16
 GROUPS = (CacheGroup(TOKENS), CacheGroup(TOKENS, window=TOKENS * BLOCKS))
@@ -72,7 +73,10 @@ def caches(seed, ranks, wire="auto", stages=1, *, device=False):
         division = Division(rank, ranks, LAYERS)
         cache = block_cache(own, BLOCKS, wire, WIDTHS, NAMES, division=division)
         if device:
-            cache = DeviceBlockCache(cache.layers, cache._tables, division, load_bytes=3 * cache.record_bytes)
+            size = 3 * cache.record_bytes
+            cache = DeviceBlockCache(
+                cache.layers, cache._tables, division, device=HostDevice(), load_bytes=size
+            )
         made.append(cache)
     layers = [cache.layers for cache in made[::ranks]]
     for number, cache in enumerate(made):

@@ -239,6 +239,7 @@ def decoding(request):
     prefilling = request.getfixturevalue("windows" if request.param == WINDOWS else "states")
     cached = {"enable_prefix_caching": True} if request.param == WINDOWS else {}
     with EngineProcess(options(ARCHITECTURES[request.param], "decode", **cached)) as engine:
+        engine.call(prefer, "tcp" if request.param == WINDOWS else "shm")
         yield prefilling, engine
 
 
@@ -248,20 +249,17 @@ def test_full_attention_is_pulled_early(decoding):
     kept, length = source.call(groups), 3 * 128 + 21
     prompt = clear(source, length)
     expected = source.call(generate, "early-alone", prompt, WRITTEN)
-    for transport in EVERY:
-        name = f"early-{transport}"
-        for one in decoding:
-            one.call(forget)
-        target.call(prefer, transport)
-        early = source.call(begin_prefill, name, prompt)
-        assert early is not None
-        there = target.call(begin_decode, name, prompt, WRITTEN, early)
-        first = source.call(end_prefill, name)
-        assert first.saved.manifest is not None
-        target.call(pulled, name, 1)
-        answer = target.call(end_decode, name, first.tokens, first.saved.manifest)
-        assert first.tokens + answer.tokens == expected
-        assert answer.loaded.blocks == num_records(kept, length)
-        record = early.shards[0].record_bytes
-        assert 0 < there <= final_records(kept, length) * record
-        assert there <= answer.loaded.early_bytes
+    for one in decoding:
+        one.call(forget)
+    early = source.call(begin_prefill, "early", prompt)
+    assert early is not None
+    there = target.call(begin_decode, "early", prompt, WRITTEN, early)
+    first = source.call(end_prefill, "early")
+    assert first.saved.manifest is not None
+    target.call(pulled, "early", 1)
+    answer = target.call(end_decode, "early", first.tokens, first.saved.manifest)
+    assert first.tokens + answer.tokens == expected
+    assert answer.loaded.blocks == num_records(kept, length)
+    record = early.shards[0].record_bytes
+    assert 0 < there <= final_records(kept, length) * record
+    assert there <= answer.loaded.early_bytes

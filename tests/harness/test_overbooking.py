@@ -103,7 +103,7 @@ async def overbook(folder, schedulers):
         )
         servers = [await stack.enter_async_context(SchedulerServer(options)) for _ in range(schedulers)]
         for server in servers:
-            server.members.introduce(pb.Process(id=server.address, kind="scheduler", metrics_address="-"))
+            server.introduce(pb.Process(id=server.address, kind="scheduler", metrics_address="-"))
         addresses = ",".join(server.address for server in servers)
         await register(stack, addresses, 2 * PAIRS, CAPACITY)
         routers = [Router(f"router-{number}", addresses, outcome) for number in range(ROUTERS)]

@@ -23,9 +23,35 @@ def _import_again():
 def _interpreter(_import_again):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
+        _prepare_once_a_launch(patch)
         if NumpyVersion(np.__version__) >= "2.5.0":
             _count_by_scalars(patch)
         yield
+
+
+def _prepare_once_a_launch(patch):
+    """Let a kernel's functions replace triton.language's once in a launch.
+
+    Triton's interpreter looks through the whole module at each call, which takes a third of its time.
+    """
+    from triton.runtime import interpreter
+
+    launch, patch_lang = interpreter.GridExecutor.__call__, interpreter._patch_lang
+    done = set()
+
+    def launched(self, *args, **kwargs):
+        done.clear()
+        return launch(self, *args, **kwargs)
+
+    def patched(function):
+        names = id(function.__globals__)
+        if names in done:
+            return None
+        done.add(names)
+        return patch_lang(function)
+
+    patch.setattr(interpreter.GridExecutor, "__call__", launched)
+    patch.setattr(interpreter, "_patch_lang", patched)
 
 
 def _count_by_scalars(patch):

@@ -11,10 +11,11 @@ from functools import partial
 import grpc.aio
 import pytest
 
+from baton.autoscale.balance import PAUSE, Balance
 from baton.autoscale.goals import Bounds, Goals
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import worker_pb2, worker_pb2_grpc
-from baton.scheduler.autoscaler import PAUSE, Autoscaler, Balance
+from baton.scheduler.autoscaler import Autoscaler, seen
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.members import Members
@@ -22,7 +23,7 @@ from baton.scheduler.metrics import Metrics
 from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.store.base import MemoryStore
-from baton.scheduler.types import FleetView, Reserved, WorkerRecord
+from baton.scheduler.types import FleetView, Reserved, Told, WorkerRecord
 from baton.tasks import spawn, stop
 from harness import scheduling
 from harness.scheduling import LEASE_S, Options, identity, place, register, until
@@ -225,7 +226,7 @@ async def lose_the_lease(store, metrics, for_s=0.0):
 
 
 async def test_the_pause_between_two_role_changes_outlasts_the_lease(monkeypatch):
-    monkeypatch.setattr("baton.scheduler.autoscaler.PAUSE", 1e6)
+    monkeypatch.setattr("baton.autoscale.balance.PAUSE", 1e6)
     async with balancing(monkeypatch, 0.05) as (store, metrics, flipped):
         await until(lambda: flipped)
         await lose_the_lease(store, metrics)
@@ -296,10 +297,10 @@ class Cluster:
     def __init__(self, *workers):
         self.now = 0.0
         self.workers = {one.worker_id: one for one in workers}
-        self.balance = Balance(AFTER_S, lambda: self.now)
+        self.balance = Balance(AFTER_S)
 
     def look(self):
-        return self.balance.look(FleetView(self.workers))
+        return self.balance.look(seen(FleetView(self.workers), Told(), self.now))
 
     def first_flip(self, seconds):
         """Look twice a second; return the first change, at `now`."""
@@ -322,7 +323,7 @@ def decoding(requests):
 def test_the_idlest_decode_worker_changes_when_prompts_queue():
     one = Cluster(worker("p", P, waiting(2_000)), worker("d1", D, decoding(1)), worker("d2", D))
     flip = one.first_flip(60)
-    assert (flip.worker.worker_id, flip.role) == ("d2", P)
+    assert (flip.member.worker_id, flip.role) == ("d2", P)
     assert one.now == AFTER_S
     assert one.first_flip(60) is not None
     assert one.now == (1 + PAUSE) * AFTER_S
@@ -344,7 +345,7 @@ FULL_CACHE, COMING = Reserved(requests=1, blocks=95), Reserved(requests=4, block
 )
 def test_a_worker_of_the_other_side_changes_under_pressure(workers, name, role):
     flip = Cluster(*workers).first_flip(60)
-    assert (flip.worker.worker_id, flip.role) == (name, role)
+    assert (flip.member.worker_id, flip.role) == (name, role)
 
 
 def test_pressure_must_last():
@@ -395,7 +396,7 @@ def test_a_gang_changes_as_a_whole():
     busy = gang("d1", D, decoding(1), Reserved())
     one = Cluster(worker("p", P, waiting(2_000)), *busy, *gang("d2", D, Reserved(), Reserved()))
     flip = one.first_flip(60)
-    assert [member.worker_id for member in flip.worker.members] == ["d2.r0", "d2.r1"]
+    assert flip.member.worker_id == "d2.r0"
     lone = Cluster(worker("p", P, waiting(2_000)), *gang("d2", D, Reserved(), Reserved()))
     assert lone.first_flip(100) is None, "no other decode worker is left"
     half = Cluster(worker("p", P, waiting(2_000)), *busy, *gang("d2", D, Reserved(), Reserved())[:1])

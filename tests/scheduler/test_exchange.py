@@ -95,7 +95,7 @@ async def test_a_malformed_request_does_not_affect_others(line, operator):
 
 
 async def test_a_malformed_report_does_not_affect_placements(line):
-    line.reports._reporters[line._address].add(pb.Attempt(epoch=1))
+    line.reports.exchanges[line._address].add(pb.Attempt(epoch=1))
     assert (await line.ask("r")).HasField("placement")
     assert line.sent[0].report.prefilled
     assert line.reports.dropped == 1

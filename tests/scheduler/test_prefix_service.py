@@ -59,7 +59,7 @@ async def test_a_prompt_goes_to_the_worker_that_reported_its_blocks():
 
 
 async def test_a_report_is_kept_until_the_next_heartbeat(monkeypatch):
-    ledger = SchedulerServer(Options(heartbeat_s=60.0, worker_lease_s=300.0))._prefixes
+    ledger = SchedulerServer(Options(heartbeat_s=60.0, worker_lease_s=300.0))._servicer.prefixes
     now = 100.0
     monkeypatch.setattr(ledger, "_clock", lambda: now)
     ledger.hear("w", BlockLog().message())

@@ -246,7 +246,7 @@ async def test_old_events_are_dropped_during_an_outage(pair, monkeypatch):
     monkeypatch.setattr(reporter_module, "KEEP_S", 0.05)
     pair.there.failures = 1_000_000
     pair.reports.finished(Attempt("r", 1), "stop")
-    there = pair.reports._reporters[THERE]
+    there = pair.reports.exchanges[THERE]
     await until(lambda: there.dropped == 1)
     assert heard(pair.here, "finished") == ["r"]
     assert pair.reports.dropped == 0

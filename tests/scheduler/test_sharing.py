@@ -32,7 +32,7 @@ class Pair:
 
     async def begin(self, number):
         server = await SchedulerServer(self.options[number]).__aenter__()
-        server.members.introduce(pb.Process(id=server.address, kind="scheduler", metrics_address="h:1"))
+        server.introduce(pb.Process(id=server.address, kind="scheduler", metrics_address="h:1"))
         self.servers[number] = server
         return server
 
@@ -60,7 +60,7 @@ class Pair:
         return next(name for name in iter(lambda: uuid.uuid4().hex, "") if client.home(name) == address)
 
     def booked(self, number):
-        workers = self.servers[number]._roster.view().workers.values()
+        workers = self.servers[number]._servicer.roster.view().workers.values()
         return {one.worker_id: one.reserved for one in workers if not one.reserved.empty}
 
     async def agree_with(self, *routers):
@@ -145,8 +145,12 @@ async def test_the_other_scheduler_takes_over_with_all_bookings(two):
     router.reports.finished(running[0].attempt, "stop")
     again = await two.begin(0)
     await two.agree_with(router)
-    assert again._roster.view().workers.keys() == {"m"}
-    assert again._ledger.live.keys() == {"seventh", "eighth", *(f"r{number}" for number in range(1, 6))}
+    assert again._servicer.roster.view().workers.keys() == {"m"}
+    assert again._servicer.ledger.live.keys() == {
+        "seventh",
+        "eighth",
+        *(f"r{number}" for number in range(1, 6)),
+    }
     await until(lambda: router.home(router.router_id) == two.options[0].address, 10)
     assert not (await place(router, "tenth")).moved
     with pytest.raises(NoCapacity):
@@ -190,7 +194,7 @@ async def test_late_placements_of_a_hanging_scheduler_are_superseded(redis_serve
                 return elsewhere == {(one.request_id, one.epoch) for one in holding}
 
             await until(the_later_ones_alone, 10)
-            assert {one.booking.attempt for one in server._ledger.live.values()} == holding
+            assert {one.booking.attempt for one in server._servicer.ledger.live.values()} == holding
 
 
 async def test_the_oldest_request_goes_first_at_any_scheduler(two):
@@ -204,7 +208,7 @@ async def test_the_oldest_request_goes_first_at_any_scheduler(two):
         """Ask again until the other scheduler knows that the older request waits."""
         with pytest.raises(NoCapacity):
             await place(other, "theirs", next(epochs), waited_s=5.0)
-        return bool(two.servers[1]._placer.turns._elsewhere)
+        return bool(two.servers[1]._servicer.placer.turns._elsewhere)
 
     await until(known)
     mine.reports.finished(running[0].attempt, "stop")
@@ -245,7 +249,7 @@ async def test_every_scheduler_gets_cache_reports(redis_server, topic):
             await session.ready(capacity())
 
             async def known(server, blocks):
-                return len(server._prefixes.index) == blocks
+                return len(server._servicer.prefixes.index) == blocks
 
             for server in (home, other):
                 await until(lambda server=server: known(server, 9_000))
@@ -256,7 +260,7 @@ async def test_every_scheduler_gets_cache_reports(redis_server, topic):
         async with SchedulerServer(options[1]) as other:
             await until(lambda: known(other, 3_000), 10)
             assert await known(home, 3_000)
-            assert home._prefixes.begun == 1
+            assert home._servicer.prefixes.begun == 1
             await session.close()
 
 

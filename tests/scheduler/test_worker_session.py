@@ -155,11 +155,11 @@ class Two:
 
     def views(self):
         """Return the worker as each running scheduler knows it."""
-        return [one._roster.view().workers["m"] for one in self.servers.values()]
+        return [one._servicer.roster.view().workers["m"] for one in self.servers.values()]
 
     def seen(self, number):
         """Return the worker's state at a scheduler; empty if it is unknown there."""
-        found = self.servers[number]._roster.view().workers
+        found = self.servers[number]._servicer.roster.view().workers
         return short(found["m"].state) if "m" in found else ""
 
     async def both_see(self, state):

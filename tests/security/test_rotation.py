@@ -13,8 +13,8 @@ from baton import rpc
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
-from baton.security.identity import Renewal
 from baton.security.names import Role
+from baton.security.renewal import Renewal
 from harness.scheduling import Options, identity, place
 from harness.support import PATIENCE
 from tests.security import saves

@@ -2,7 +2,6 @@
 
 import pytest
 
-from baton.protos import scheduler_pb2
 from baton.services import roles
 from baton.services.config import load
 from baton.services.errors import ConfigError
@@ -19,10 +18,6 @@ def test_an_encode_worker_has_one_rank_and_no_language_model():
     own = roles.encoder_settings(load({"engine": engine, "worker": {"gang": "g"}}))
     assert (own.engine.ranks, own.engine.members, own.worker.gang) == (1, 1, "")
     assert (own.engine.speculative_config, own.engine.enable_prefix_caching) == (None, False)
-
-
-def test_an_unspecified_role_has_no_name():
-    assert roles.name_of(scheduler_pb2.ROLE_UNSPECIFIED) == ""
 
 
 def test_an_unknown_name_lists_the_known_ones():

@@ -9,7 +9,7 @@ import transformers
 from harness.architectures.registry import ARCHITECTURES
 from harness.speculation.fleets import FLEETS, deployment, measure
 
-PROMPTS, MAX_TOKENS = 6, 48
+PROMPTS, MAX_TOKENS = 4, 48
 ENGINE = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_gib": 0.125, "enable_prefix_caching": False}
 REFERENCES = [name for name, one in ARCHITECTURES.items() if one.reference is not None]
 WITH_MTP = [name for name in REFERENCES if ARCHITECTURES[name].spec["method"] == "mtp"]

@@ -35,14 +35,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A conversation, whose last message is the assistant's.
-
-    `answer`: the text that a correct last reply contains; None if there is no such text.
-    """
+    """A conversation, whose last message is the assistant's."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
-    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +66,9 @@ def pick(rng: Random, key: str, **slots: Any) -> str:
     return text.format(**slots)
 
 
-def turn(question: str, reply: str, answer: str | None = None) -> Dialogue:
+def turn(question: str, reply: str) -> Dialogue:
     """Return a dialogue of a question and a reply."""
-    return Dialogue((Message("user", question), Message("assistant", reply)), answer=answer)
-
-
-def exact(question: str, reply: str) -> Dialogue:
-    """Return a dialogue whose reply must be exactly this text."""
-    return turn(question, reply, reply)
+    return Dialogue((Message("user", question), Message("assistant", reply)))
 
 
 def is_held_out(dialogue: Dialogue) -> bool:

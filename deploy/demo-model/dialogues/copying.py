@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from .base import Dialogue, exact, pick, turn
+from .base import Dialogue, pick, turn
 from .facts import trivia
 from .words import ADJECTIVES, ANIMALS, FIRST_NAMES, THINGS, made_up_word, paragraph, sentence
 
@@ -42,30 +42,30 @@ def _some_word(rng: Random) -> str:
 
 def repeat(rng: Random) -> Dialogue:
     text = _some_text(rng)
-    return exact(pick(rng, "repeat", t=text), text)
+    return turn(pick(rng, "repeat", t=text), text)
 
 
 def repeat_times(rng: Random) -> Dialogue:
     text, times = rng.choice((rng.choice(THINGS), made_up_word(rng), sentence(rng))), rng.randint(2, 5)
     result = ("\n" if text.endswith(".") else " ").join([text] * times)
-    return exact(pick(rng, "repeat_times", n=times, t=text), result)
+    return turn(pick(rng, "repeat_times", n=times, t=text), result)
 
 
 def repeat_long(rng: Random) -> Dialogue:
     text = "\n\n".join(paragraph(rng, 2, 6) for _ in range(rng.randint(2, 4)))
-    return exact(pick(rng, "repeat_long", t=text), text)
+    return turn(pick(rng, "repeat_long", t=text), text)
 
 
 def repeat_earlier(rng: Random) -> Dialogue:
     """Ask for a text from two turns ago."""
     text, other = _some_text(rng), trivia(rng)
-    first, again = exact(f"Repeat after me: {text}", text), exact(pick(rng, "repeat_earlier"), text)
-    return Dialogue(first.messages + other.messages + again.messages, answer=text)
+    first, again = turn(f"Repeat after me: {text}", text), turn(pick(rng, "repeat_earlier"), text)
+    return Dialogue(first.messages + other.messages + again.messages)
 
 
 def quote_back(rng: Random) -> Dialogue:
     text = sentence(rng)
-    return exact(pick(rng, "quote_back", t=text), f'"{text}"')
+    return turn(pick(rng, "quote_back", t=text), f'"{text}"')
 
 
 _CASES = {
@@ -79,19 +79,19 @@ _CASES = {
 def letter_case(rng: Random) -> Dialogue:
     text = sentence(rng) if rng.random() < 0.4 else _words(rng)
     words = rng.choice(list(_CASES))
-    return exact(pick(rng, "letter_case", w=words, t=text), _CASES[words](text))
+    return turn(pick(rng, "letter_case", w=words, t=text), _CASES[words](text))
 
 
 def spell(rng: Random) -> Dialogue:
     word = _some_word(rng)
-    return exact(pick(rng, "spell", w=word), "-".join(word))
+    return turn(pick(rng, "spell", w=word), "-".join(word))
 
 
 def first_letter(rng: Random) -> Dialogue:
     word = _some_word(rng)
     which, letter = rng.choice((("first", word[0]), ("last", word[-1])))
     ask = f"What is the {which} letter of {word}?"
-    return turn(ask, f"The {which} letter of {word} is {letter}.", f"is {letter}.")
+    return turn(ask, f"The {which} letter of {word} is {letter}.")
 
 
 def replace_word(rng: Random) -> Dialogue:
@@ -99,7 +99,7 @@ def replace_word(rng: Random) -> Dialogue:
     old = rng.choice([w.strip(".,") for w in text.split() if len(w.strip(".,")) >= 3])
     new = rng.choice(THINGS + ANIMALS + ADJECTIVES + FIRST_NAMES)
     result = " ".join(w.replace(old, new) if w.strip(".,") == old else w for w in text.split())
-    return exact(pick(rng, "replace_word", o=old, n=new, t=text), result)
+    return turn(pick(rng, "replace_word", o=old, n=new, t=text), result)
 
 
 def fix_typo(rng: Random) -> Dialogue:
@@ -110,19 +110,19 @@ def fix_typo(rng: Random) -> Dialogue:
     word = words[index]
     at = rng.randrange(1, len(word.strip(".")) - 2)
     words[index] = word[:at] + word[at + 1] + word[at] + word[at + 2 :]
-    return exact(pick(rng, "fix_typo", t=" ".join(words)), text)
+    return turn(pick(rng, "fix_typo", t=" ".join(words)), text)
 
 
 def sentence_number(rng: Random) -> Dialogue:
     sentences = [sentence(rng) for _ in range(rng.randint(3, 5))]
     word, index = rng.choice((("first", 0), ("second", 1), ("third", 2), ("last", -1)))
-    return exact(pick(rng, "sentence_number", w=word, t=" ".join(sentences)), sentences[index])
+    return turn(pick(rng, "sentence_number", w=word, t=" ".join(sentences)), sentences[index])
 
 
 def polite(rng: Random) -> Dialogue:
     action, ask = pick(rng, "orders"), pick(rng, "polite", t="{t}")
     order = action.capitalize() + rng.choice((".", "!", " now!"))
-    return exact(ask.format(t=order), f"Could you please {action}?")
+    return turn(ask.format(t=order), f"Could you please {action}?")
 
 
 def summary(rng: Random) -> Dialogue:
@@ -130,4 +130,4 @@ def summary(rng: Random) -> Dialogue:
     sentences = [sentence(rng) for _ in range(rng.randint(4, 7))]
     last = sentences[-1]
     ending = last[0].lower() + last[1:] if last.startswith("The ") else last
-    return exact(pick(rng, "summary", t=" ".join(sentences)), f"{sentences[0]} In the end, {ending}")
+    return turn(pick(rng, "summary", t=" ".join(sentences)), f"{sentences[0]} In the end, {ending}")

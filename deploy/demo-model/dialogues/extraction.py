@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from random import Random
 
-from .base import TEXTS, Dialogue, Message, exact, pick, turn
+from .base import TEXTS, Dialogue, Message, pick, turn
 from .facts import capital, definition, trivia
 from .smalltalk import greeting
 from .words import (
@@ -74,14 +74,14 @@ def to_json(rng: Random) -> Dialogue:
     if rng.random() < 0.2:
         rng.shuffle(fields)
     named = ", ".join(fields[:-1]) + " and " + fields[-1]
-    return exact(pick(rng, "to_json", f=named, t=text), json.dumps({f: record[f] for f in fields}))
+    return turn(pick(rng, "to_json", f=named, t=text), json.dumps({f: record[f] for f in fields}))
 
 
 def one_field(rng: Random) -> Dialogue:
     text, record = _record(rng)
     field = rng.choice(tuple(record))
     value = str(record[field])
-    return turn(pick(rng, "one_field", f=field, t=text), f"The {field} is {value}.", value)
+    return turn(pick(rng, "one_field", f=field, t=text), f"The {field} is {value}.")
 
 
 def json_field(rng: Random) -> Dialogue:
@@ -89,13 +89,13 @@ def json_field(rng: Random) -> Dialogue:
     field = rng.choice(tuple(record))
     value = str(record[field])
     ask = pick(rng, "json_field", f=field, j=json.dumps(record))
-    return turn(ask, f"The value of {field} is {value}.", value)
+    return turn(ask, f"The value of {field} is {value}.")
 
 
 def sentiment(rng: Random) -> Dialogue:
     mood = rng.choice(tuple(TEXTS["reviews"]))
     text = rng.choice(TEXTS["reviews"][mood]).format(t=rng.choice(THINGS))
-    return exact(pick(rng, "sentiment", t=text), mood)
+    return turn(pick(rng, "sentiment", t=text), mood)
 
 
 def look_up(rng: Random) -> Dialogue:
@@ -105,7 +105,7 @@ def look_up(rng: Random) -> Dialogue:
     told = [(note, name, rng.choice(words_of(note[3]))) for note, name in notes]
     passage = " ".join(note[0].format(n=name, v=value) for note, name, value in told)
     (_, question, reply, _), name, value = rng.choice(told)
-    return exact(pick(rng, "look_up", p=passage, q=question.format(n=name)), reply.format(n=name, v=value))
+    return turn(pick(rng, "look_up", p=passage, q=question.format(n=name)), reply.format(n=name, v=value))
 
 
 def records(rng: Random) -> Dialogue:
@@ -118,7 +118,7 @@ def records(rng: Random) -> Dialogue:
     field = rng.choice(("id", "city"))
     table = "[\n" + ",\n".join(f"  {json.dumps(r)}" for r in rows) + "\n]"
     ask = pick(rng, "records", t=table, f=field, n=row["name"])
-    return exact(ask, f"The {field} of {row['name']} is {row[field]}.")
+    return turn(ask, f"The {field} of {row['name']} is {row[field]}.")
 
 
 def long_instructions(rng: Random) -> Dialogue:
@@ -132,4 +132,4 @@ def long_instructions(rng: Random) -> Dialogue:
         )
     )
     plain = rng.choice((capital, definition, trivia, greeting))(rng)
-    return Dialogue((Message("system", prompt), *plain.messages), answer=plain.answer)
+    return Dialogue((Message("system", prompt), *plain.messages))

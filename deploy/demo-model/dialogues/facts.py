@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from .base import TEXTS, Dialogue, exact, pick, turn
+from .base import TEXTS, Dialogue, pick, turn
 from .words import article, capitalised, join_words, made_up_word, topic
 
 
@@ -17,8 +17,8 @@ def _item(rng: Random, key: str) -> tuple[str, str]:
 def capital(rng: Random) -> Dialogue:
     country, city = _item(rng, "capitals")
     if rng.random() < 0.2:
-        return turn(pick(rng, "capital_of", c=city), f"{city} is the capital of {country}.", country)
-    return turn(pick(rng, "capital", c=country), f"The capital of {country} is {city}.", city)
+        return turn(pick(rng, "capital_of", c=city), f"{city} is the capital of {country}.")
+    return turn(pick(rng, "capital", c=country), f"The capital of {country} is {city}.")
 
 
 def _table(table: str, key: str, reply: str) -> Callable[[Random], Dialogue]:
@@ -26,7 +26,7 @@ def _table(table: str, key: str, reply: str) -> Callable[[Random], Dialogue]:
 
     def make(rng: Random) -> Dialogue:
         word, value = _item(rng, table)
-        return turn(pick(rng, key, w=word), reply.format(w=word, W=capitalised(word), v=value), value)
+        return turn(pick(rng, key, w=word), reply.format(w=word, W=capitalised(word), v=value))
 
     return make
 
@@ -39,15 +39,15 @@ past_tense = _table("past_tense", "past_tense_of", "The past tense of {w} is {v}
 def opposite(rng: Random) -> Dialogue:
     pair = _item(rng, "opposites")
     word, other = pair if rng.random() < 0.5 else pair[::-1]
-    return turn(pick(rng, "opposite", w=word), f"The opposite of {word} is {other}.", other)
+    return turn(pick(rng, "opposite", w=word), f"The opposite of {word} is {other}.")
 
 
 def element(rng: Random) -> Dialogue:
     name, symbol = _item(rng, "elements")
     if rng.random() < 0.5:
         reply = f"The chemical symbol for {name} is {symbol}."
-        return turn(pick(rng, "element", n=name), reply, f"is {symbol}.")
-    return turn(f"Which element has the symbol {symbol}?", f"{symbol} is the symbol of {name}.", name)
+        return turn(pick(rng, "element", n=name), reply)
+    return turn(f"Which element has the symbol {symbol}?", f"{symbol} is the symbol of {name}.")
 
 
 _ANIMALS = (
@@ -61,7 +61,7 @@ def animal(rng: Random) -> Dialogue:
     table, key, reply = rng.choice(_ANIMALS)
     name, value = _item(rng, table)
     named = article(name)
-    return turn(pick(rng, key, a=named), reply.format(a=named, A=capitalised(named), v=value), value)
+    return turn(pick(rng, key, a=named), reply.format(a=named, A=capitalised(named), v=value))
 
 
 def calendar(rng: Random) -> Dialogue:
@@ -70,7 +70,7 @@ def calendar(rng: Random) -> Dialogue:
     side, step = ("after", 1) if rng.random() < 0.6 else ("before", -1)
     other = names[(i + step) % len(names)]
     ask = pick(rng, "calendar", k=kind, s=side, n=names[i])
-    return turn(ask, f"The {kind} {side} {names[i]} is {other}.", f"is {other}.")
+    return turn(ask, f"The {kind} {side} {names[i]} is {other}.")
 
 
 def category(rng: Random) -> Dialogue:
@@ -85,12 +85,12 @@ def category(rng: Random) -> Dialogue:
     other_kind = rng.choice([k for k in TEXTS["categories"] if k != kind])
     truth = rng.random() < 0.5
     ask = pick(rng, "member", m=member, k=kind if truth else other_kind)
-    return exact(ask, f"{'Yes' if truth else 'No'}, {member} is one of the {kind}.")
+    return turn(ask, f"{'Yes' if truth else 'No'}, {member} is one of the {kind}.")
 
 
 def trivia(rng: Random) -> Dialogue:
     reply, questions = _item(rng, "trivia")
-    return exact(rng.choice(questions), reply)
+    return turn(rng.choice(questions), reply)
 
 
 def _any_topic(rng: Random) -> str:

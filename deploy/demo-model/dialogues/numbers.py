@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from .base import TEXTS, Dialogue, exact, pick, turn
+from .base import TEXTS, Dialogue, pick, turn
 from .words import COUNTABLE, FIRST_NAMES, NUMBER_WORDS
 
 
@@ -16,11 +16,11 @@ def _operand(rng: Random) -> int:
 def _sum(rng: Random, spoken: str, written: str, result: int) -> Dialogue:
     answer = str(result)
     if rng.random() < 0.2:
-        return exact(pick(rng, "sum_bare", e=written), answer)
+        return turn(pick(rng, "sum_bare", e=written), answer)
     asked = spoken if rng.random() < 0.2 else written
     if rng.random() < 0.1:
         asked = asked.replace(" ", "") if asked == written else asked
-    return turn(pick(rng, "sum", e=asked), f"{written} = {answer}", f"= {answer}")
+    return turn(pick(rng, "sum", e=asked), f"{written} = {answer}")
 
 
 def addition(rng: Random) -> Dialogue:
@@ -54,8 +54,8 @@ def three_numbers(rng: Random) -> Dialogue:
 def double_or_half(rng: Random) -> Dialogue:
     n = rng.randint(1, 100)
     if rng.random() < 0.5:
-        return turn(pick(rng, "double", n=n), f"Double {n} is {2 * n}.", str(2 * n))
-    return turn(pick(rng, "half", n=2 * n), f"Half of {2 * n} is {n}.", str(n))
+        return turn(pick(rng, "double", n=n), f"Double {n} is {2 * n}.")
+    return turn(pick(rng, "half", n=2 * n), f"Half of {2 * n} is {n}.")
 
 
 def comparison(rng: Random) -> Dialogue:
@@ -64,34 +64,34 @@ def comparison(rng: Random) -> Dialogue:
     word = rng.choice(("larger", "bigger", "greater") if larger else ("smaller", "less"))
     result, other = (max(a, b), min(a, b)) if larger else (min(a, b), max(a, b))
     ask = pick(rng, "comparison", w=word, a=a, b=b)
-    return turn(ask, f"{result} is {word} than {other}.", f"{result} is")
+    return turn(ask, f"{result} is {word} than {other}.")
 
 
 def parity(rng: Random) -> Dialogue:
     n = rng.randint(0, rng.choice((20, 100, 1000)))
     kind = "odd" if n % 2 else "even"
-    return turn(pick(rng, "parity", n=n), f"{n} is {kind}.", kind)
+    return turn(pick(rng, "parity", n=n), f"{n} is {kind}.")
 
 
 def number_sequence(rng: Random) -> Dialogue:
     first, step = rng.randint(0, 30), rng.choice((1, 2, 2, 3, 4, 5, 5, 10))
     *shown, following = (first + step * i for i in range(rng.randint(3, 5) + 1))
     reply = f"The next number is {following}, because each step adds {step}."
-    return turn(pick(rng, "number_sequence", s=", ".join(map(str, shown))), reply, str(following))
+    return turn(pick(rng, "number_sequence", s=", ".join(map(str, shown))), reply)
 
 
 def count_to(rng: Random) -> Dialogue:
     first, length = rng.choice((1, 1, 1, rng.randint(2, 50))), rng.randint(3, 20)
     last = first + length - 1
     key = "count_to" if first == 1 and rng.random() < 0.5 else "count_from"
-    return exact(pick(rng, key, a=first, b=last), ", ".join(map(str, range(first, last + 1))))
+    return turn(pick(rng, key, a=first, b=last), ", ".join(map(str, range(first, last + 1))))
 
 
 def number_as_word(rng: Random) -> Dialogue:
     n = rng.randint(0, 20)
     if rng.random() < 0.5:
-        return exact(pick(rng, "number_as_word", n=n), NUMBER_WORDS[n])
-    return exact(pick(rng, "word_as_number", w=NUMBER_WORDS[n]), str(n))
+        return turn(pick(rng, "number_as_word", n=n), NUMBER_WORDS[n])
+    return turn(pick(rng, "word_as_number", w=NUMBER_WORDS[n]), str(n))
 
 
 def word_problem(rng: Random) -> Dialogue:
@@ -100,13 +100,13 @@ def word_problem(rng: Random) -> Dialogue:
     a, b = rng.randint(2, 50), rng.randint(1, 40)
     if rng.random() < 0.5:
         story = pick(rng, "gain", n=name, m=friend, b=b)
-        total, reply = a + b, f"{name} has {a} + {b} = {a + b} {thing}."
+        reply = f"{name} has {a} + {b} = {a + b} {thing}."
     else:
         a, b = max(a, b), min(a, b)
         story = pick(rng, "loss", n=name, m=friend, b=b)
-        total, reply = a - b, f"{name} has {a} - {b} = {a - b} {thing} left."
+        reply = f"{name} has {a} - {b} = {a - b} {thing} left."
     question = pick(rng, "word_problem", t=thing, n=name)
-    return turn(f"{name} has {a} {thing}. {story}. {question}", reply, str(total))
+    return turn(f"{name} has {a} {thing}. {story}. {question}", reply)
 
 
 def _named(amount: int, unit: str) -> str:
@@ -125,13 +125,13 @@ def convert_down(rng: Random) -> Dialogue:
     source, result = _named(amount, large), _named(smaller, small)
     verb = "is" if amount == 1 else "are"
     ask = pick(rng, "convert_down", s=small, a=source)
-    return turn(ask, f"{source} {verb} {result}.", f"{verb} {result}")
+    return turn(ask, f"{source} {verb} {result}.")
 
 
 def convert_up(rng: Random) -> Dialogue:
     large, small, amount, smaller = _amounts(rng)
     source, result = _named(smaller, small), _named(amount, large)
-    return turn(pick(rng, "convert_up", a=source, l=large), f"{source} are {result}.", f"are {result}.")
+    return turn(pick(rng, "convert_up", a=source, l=large), f"{source} are {result}.")
 
 
 def clock_time(rng: Random) -> Dialogue:
@@ -139,6 +139,6 @@ def clock_time(rng: Random) -> Dialogue:
     written = f"{hour}:{minute:02d}"
     if rng.random() < 0.5:
         result = f"{hour % 12 + 1}:{minute:02d}"
-        return turn(pick(rng, "clock_time", t=written), f"One hour later it is {result}.", result)
+        return turn(pick(rng, "clock_time", t=written), f"One hour later it is {result}.")
     result = f"{hour + 12 if hour < 12 else 12}:{minute:02d}"
-    return turn(f"Write {written} pm in 24-hour time.", f"{written} pm is {result}.", f"is {result}.")
+    return turn(f"Write {written} pm in 24-hour time.", f"{written} pm is {result}.")

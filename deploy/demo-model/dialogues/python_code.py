@@ -23,7 +23,7 @@ def _fenced(code: str) -> str:
 
 
 def _edited(ask: str, after: str) -> Dialogue:
-    return turn(ask, _fenced(after), after)
+    return turn(ask, _fenced(after))
 
 
 def _new_name(rng: Random) -> str:
@@ -42,13 +42,13 @@ def write_function(rng: Random) -> Dialogue:
     block = _fenced(_fill(code, name, rng.choice(_ARGUMENTS[:5]) if named else _ARGUMENTS[0]))
     if rng.random() < 0.5:
         block = f"Here is a function that {does}:\n\n{block}"
-    return turn(ask, block, f"def {name}(")
+    return turn(ask, block)
 
 
 def explain_function(rng: Random) -> Dialogue:
     usual, does, code = rng.choice(_FUNCTIONS)
     text = _fill(code, usual, rng.choice(_ARGUMENTS))
-    return turn(pick(rng, "explain_function", c=text), f"This function {does}.", does)
+    return turn(pick(rng, "explain_function", c=text), f"This function {does}.")
 
 
 def rename(rng: Random) -> Dialogue:
@@ -72,7 +72,7 @@ def add_docstring(rng: Random) -> Dialogue:
     head, body = before.split("\n", 1)
     first, rest = does.split(" ", 1)
     after = f'{head}\n    """{first.removesuffix("s").capitalize()} {rest}."""\n{body}'
-    return turn(pick(rng, "add_docstring", c=_fenced(before)), _fenced(after), f'{head}\n    """')
+    return turn(pick(rng, "add_docstring", c=_fenced(before)), _fenced(after))
 
 
 def change_constant(rng: Random) -> Dialogue:
@@ -90,7 +90,7 @@ def write_class(rng: Random) -> Dialogue:
     start = f"def __init__(self, {', '.join(fields)}):"
     lines = [f"class {noun.capitalize()}:", f"    {start}", *(f"        self.{f} = {f}" for f in fields)]
     ask = pick(rng, "write_class", a=article(noun), n=noun.capitalize(), f=", ".join(fields))
-    return turn(ask, _fenced("\n".join(lines)), start)
+    return turn(ask, _fenced("\n".join(lines)))
 
 
 def print_loop(rng: Random) -> Dialogue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from .base import TEXTS, Dialogue, Message, exact, pick, turn
+from .base import TEXTS, Dialogue, Message, pick, turn
 from .words import FIRST_NAMES, topic, words_of
 
 
@@ -14,7 +14,7 @@ def greeting(rng: Random) -> Dialogue:
         greet = greet.lower()
     if rng.random() < 0.25:
         name = rng.choice(FIRST_NAMES)
-        return turn(f"{greet} {pick(rng, 'my_name', n=name)}", f"Hello {name}! {pick(rng, 'offer')}", name)
+        return turn(f"{greet} {pick(rng, 'my_name', n=name)}", f"Hello {name}! {pick(rng, 'offer')}")
     return turn(greet, f"{pick(rng, 'greet_back')} {pick(rng, 'offer')}")
 
 
@@ -23,7 +23,7 @@ def about_the_assistant(rng: Random) -> Dialogue:
     ask = rng.choice(asks)
     if rng.random() < 0.2:
         ask = f"{pick(rng, 'greet')}! {ask}"
-    return exact(ask, reply)
+    return turn(ask, reply)
 
 
 def thanks_or_goodbye(rng: Random) -> Dialogue:
@@ -38,7 +38,7 @@ def joke(rng: Random) -> Dialogue:
 
 def advice(rng: Random) -> Dialogue:
     reply, asks = rng.choice(list(TEXTS["advice"].items()))
-    return exact(rng.choice(asks), reply)
+    return turn(rng.choice(asks), reply)
 
 
 def opinion(rng: Random) -> Dialogue:
@@ -57,4 +57,4 @@ def told_earlier(rng: Random) -> Dialogue:
             messages.extend(greeting(rng).messages if rng.random() < 0.3 else advice(rng).messages)
     (_, ask, _, reply, _), value = rng.choice(told)
     messages.extend(turn(ask, reply.format(v=value)).messages)
-    return Dialogue(tuple(messages), answer=value)
+    return Dialogue(tuple(messages))

@@ -72,5 +72,5 @@ def sentences_about(rng: Random) -> Dialogue:
     if rng.random() < 0.5:
         word = rng.choice(THINGS)
         text = f"The {rng.choice(ADJECTIVES)} {word} stood {pick(rng, 'places')} {pick(rng, 'times')}."
-        return turn(pick(rng, "sentence_with", w=word), text, word)
+        return turn(pick(rng, "sentence_with", w=word), text)
     return turn(pick(rng, "sentences_about"), paragraph(rng, 3, 6))

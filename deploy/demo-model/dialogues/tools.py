@@ -87,7 +87,7 @@ def call_tool(rng: Random) -> Dialogue:
     system = _system(rng)
     asked = Message("user", rng.choice(_TOOLS[tool]["asks"]).format(**arguments))
     messages = (*system, asked, Message("assistant", "", (call,)))
-    return Dialogue(messages, _offered(rng, tool), answer=call_text(call))
+    return Dialogue(messages, _offered(rng, tool))
 
 
 def use_result(rng: Random) -> Dialogue:
@@ -99,10 +99,10 @@ def use_result(rng: Random) -> Dialogue:
     asked = Message("user", rng.choice(_TOOLS[tool]["asks"]).format(**arguments))
     call = Message("assistant", "", (ToolCall(tool, arguments),))
     messages = (*system, asked, call, Message("tool", json.dumps(result)), Message("assistant", reply))
-    return Dialogue(messages, _offered(rng, tool), answer=reply)
+    return Dialogue(messages, _offered(rng, tool))
 
 
 def no_tool_needed(rng: Random) -> Dialogue:
     plain = rng.choice((capital, greeting, about_the_assistant))(rng)
     messages = (*_system(rng), *plain.messages)
-    return Dialogue(messages, _offered(rng, rng.choice(list(_TOOLS))), answer=plain.answer)
+    return Dialogue(messages, _offered(rng, rng.choice(list(_TOOLS))))

@@ -188,26 +188,18 @@ class FailedStep:
 
     def _own_request(self) -> Any:
         from vllm.sampling_params import SamplingParams
-        from vllm.v1.engine import EngineCoreRequest
         from vllm.v1.request import Request
 
-        made = EngineCoreRequest(
-            request_id=f"baton-probe-{next(self._numbers)}",
-            prompt_token_ids=[1, 1],
-            mm_features=None,
-            sampling_params=SamplingParams(
-                temperature=0.0,
-                max_tokens=2,
-                ignore_eos=True,
-                detokenize=False,
-                skip_reading_prefix_cache=True,
-            ),
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
+        from baton.services.engine import wire
+
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=2,
+            ignore_eos=True,
+            detokenize=False,
+            skip_reading_prefix_cache=True,
         )
+        made = wire.new_request(f"baton-probe-{next(self._numbers)}", [1, 1], params)
         return Request.from_engine_core_request(made, self._engine.request_block_hasher)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from baton.autoscale.histogram import SECONDS, quantile
+from baton.autoscale.loads import increase
 from baton.protos import scheduler_pb2 as pb
 from baton.services.overview import workers
 from baton.services.overview.workers import BAD, INFO, WARNING, Row, Sums, Workers, changes
@@ -62,16 +63,14 @@ class Series:
         self._window.append((now, load))
         then, before = self._window[0]
         took = max(now - then, 1e-9)
-        first = _since(load.first_token, before.first_token)
-        gap = _since(load.gap, before.gap)
-        ended = load.over - before.over
+        new = increase(load, before)
         one = [
             round(now, 2),
-            _ms(first, 0.5),
-            _ms(first, 0.99),
-            _ms(gap, 0.5),
-            _ms(gap, 0.99),
-            round(ended / took, 2) if len(self._window) > 1 else 0.0,
+            _ms(new.first_token, 0.5),
+            _ms(new.first_token, 0.99),
+            _ms(new.gap, 0.5),
+            _ms(new.gap, 0.99),
+            round(new.over / took, 2) if len(self._window) > 1 else 0.0,
             load.waiting,
             self._live(),
             sums.output_tokens_per_s,
@@ -80,10 +79,6 @@ class Series:
         ]
         self.samples.append(one)
         return one
-
-
-def _since(now: Sequence[int], before: Sequence[int]) -> list[int]:
-    return [one - other for one, other in zip(now, before, strict=True)]
 
 
 def _ms(counts: Sequence[float], share: float) -> float | None:

@@ -10,12 +10,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from baton import addresses
+from baton.autoscale.loads import summed
 from baton.security.exposure import only_from_here
 from baton.services import credentials
 from baton.services.config import Settings
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.errors import ConfigError, StartError
-from baton.services.router.load import summed
 
 if TYPE_CHECKING:
     from baton.services.router.chronicle import Chronicle
@@ -88,7 +88,7 @@ async def live_page(
         "forbidden": forbidden,
     }
     series = Series(
-        lambda: summed([one.parts.counts.message(one.parts.waiting) for one in served]),
+        lambda: summed(one.parts.counts.message(one.parts.waiting) for one in served),
         lambda: sum(one.client.live for one in served),
     )
     feed = Feed(

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from functools import wraps
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -46,27 +46,29 @@ def tell_cut_calls(state: Any) -> None:
     """Make the chat handlers in an app's `state` report answers that were cut."""
     for handler in handlers(state):
         if generate := getattr(handler, _GENERATE, None):
-            setattr(handler, _GENERATE, _telling(generate))
+            setattr(handler, _GENERATE, partial(_telling, generate))
 
 
-def _telling(generate: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    @wraps(generate)
-    async def telling(request: Any, results: AsyncIterator[Any], *args: Any, **kwargs: Any) -> Any:
-        cut: set[int] = set()
+async def _telling(
+    generate: Callable[..., Awaitable[Any]],
+    request: Any,
+    results: AsyncIterator[Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    cut: set[int] = set()
 
-        async def watched() -> AsyncIterator[Any]:
-            async for result in results:
-                cut.update(one.index for one in result.outputs if one.finish_reason == "length")
-                yield result
+    async def watched() -> AsyncIterator[Any]:
+        async for result in results:
+            cut.update(one.index for one in result.outputs if one.finish_reason == "length")
+            yield result
 
-        response = await generate(request, watched(), *args, **kwargs)
-        if cut:
-            for choice in getattr(response, "choices", ()):
-                if choice.index in cut and choice.finish_reason == "tool_calls":
-                    choice.finish_reason = "length"
-        return response
-
-    return telling
+    response = await generate(request, watched(), *args, **kwargs)
+    if cut:
+        for choice in getattr(response, "choices", ()):
+            if choice.index in cut and choice.finish_reason == "tool_calls":
+                choice.finish_reason = "length"
+    return response
 
 
 class FailedEvent(BaseModel):
@@ -89,8 +91,8 @@ def adopt_responses(state: Any) -> None:
     if handler is None:
         return
     handler._convert_generation_error_to_streaming_response = _raise
-    handler.responses_full_generator = _whole(handler.responses_full_generator)
-    handler.responses_stream_generator = _streamed(handler.responses_stream_generator)
+    handler.responses_full_generator = partial(_whole, handler.responses_full_generator)
+    handler.responses_stream_generator = partial(_streamed, handler.responses_stream_generator)
 
 
 def failure(error: BaseException) -> dict[str, str]:
@@ -103,15 +105,11 @@ def _raise(error: Exception) -> str:
     raise _StreamFailed from error
 
 
-def _whole(generate: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    @wraps(generate)
-    async def whole(*args: Any, **kwargs: Any) -> Any:
-        response = await generate(*args, **kwargs)
-        if isinstance(response, ResponsesResponse) and response.status == "incomplete" and response.output:
-            _cut(response.output[-1])
-        return response
-
-    return whole
+async def _whole(generate: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+    response = await generate(*args, **kwargs)
+    if isinstance(response, ResponsesResponse) and response.status == "incomplete" and response.output:
+        _cut(response.output[-1])
+    return response
 
 
 def _cut(item: Any) -> None:
@@ -119,38 +117,34 @@ def _cut(item: Any) -> None:
         item.status = "incomplete"
 
 
-def _streamed(generate: Callable[..., Events]) -> Callable[..., Events]:
-    @wraps(generate)
-    async def streamed(*args: Any, **kwargs: Any) -> Events:
-        held: list[Any] = []  # the opening events, or an item's last event
-        created: Any = None
-        number = -1
-        try:
-            async for event in generate(*args, **kwargs):
-                created, number = created or event, event.sequence_number
-                if event.type in _OPENING or event.type == "response.output_item.done":
-                    if event.type not in _OPENING:
-                        for one in held:
-                            yield one
-                        held = []
-                    held.append(event)
-                    continue
-                ending = _ending(event, held)
-                for one in held:
-                    yield one
-                held = []
-                yield ending
-        except Exception as error:  # every error must reach the client, which would otherwise wait
-            cause = (error.__cause__ or error) if isinstance(error, _StreamFailed) else error
-            if not isinstance(cause, RefusedByRouter):
-                log.exception("a stream of /v1/responses has failed")
+async def _streamed(generate: Callable[..., Events], *args: Any, **kwargs: Any) -> Events:
+    held: list[Any] = []  # the opening events, or an item's last event
+    created: Any = None
+    number = -1
+    try:
+        async for event in generate(*args, **kwargs):
+            created, number = created or event, event.sequence_number
+            if event.type in _OPENING or event.type == "response.output_item.done":
+                if event.type not in _OPENING:
+                    for one in held:
+                        yield one
+                    held = []
+                held.append(event)
+                continue
+            ending = _ending(event, held)
             for one in held:
                 yield one
-            shown = created.response.model_dump(mode="json", by_alias=True) if created is not None else {}
-            response = {**shown, "status": "failed", "error": failure(cause)}
-            yield FailedEvent(sequence_number=number + 1, response=response)
-
-    return streamed
+            held = []
+            yield ending
+    except Exception as error:  # every error must reach the client, which would otherwise wait
+        cause = (error.__cause__ or error) if isinstance(error, _StreamFailed) else error
+        if not isinstance(cause, RefusedByRouter):
+            log.exception("a stream of /v1/responses has failed")
+        for one in held:
+            yield one
+        shown = created.response.model_dump(mode="json", by_alias=True) if created is not None else {}
+        response = {**shown, "status": "failed", "error": failure(cause)}
+        yield FailedEvent(sequence_number=number + 1, response=response)
 
 
 def _ending(event: Any, held: list[Any]) -> Any:

@@ -181,22 +181,19 @@ class RelayClient(EngineCoreClient):
         self._drop(request_id)
         self.on_failure(request_id, RefusedByRouter(error))
 
-    def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Convert a first output's times to our clock.
+    def adapt(self, output: Any, clock_offset_s: float, *, resumed: bool) -> tuple[float, float]:
+        """Convert an output's times to our clock; if `resumed`, drop what the front end already has.
 
         Return when the engine queued and first scheduled the request, seconds; 0 if unknown.
         """
+        if resumed:
+            output.new_prompt_logprobs_tensors = None  # the front end has them from the first prefill
         if output.events is None:
             return 0.0, 0.0
         output_queue.rebase(output.events, clock_offset_s)
-        return output_queue.began_at(output.events)
-
-    def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Convert a later engine's output like a first one; drop events that the front end already has."""
-        began = self.first_output(output, clock_offset_s)
-        if output.events is not None:
+        began = output_queue.began_at(output.events)
+        if resumed:
             output.events = output_queue.only_preemptions(output.events)
-        output.new_prompt_logprobs_tensors = None  # the front end has them from the first prefill
         return began
 
     def watch(self, request_id: str, received: float) -> None:

@@ -20,6 +20,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from http import HTTPStatus
 from traceback import extract_tb
 from typing import Any
@@ -98,16 +99,13 @@ def word_stream_errors(state: Any) -> None:
     """Make every handler format errors in streams like the router's refusals."""
     for handler in handlers(state):
         if original := getattr(handler, _CONVERT, None):
-            setattr(handler, _CONVERT, _worded(original))
+            setattr(handler, _CONVERT, partial(_worded, original))
 
 
-def _worded(original: Callable[[Any], str]) -> Callable[[Any], str]:
-    def worded(error: Any) -> str:
-        if isinstance(error, RefusedByRouter):
-            return json.dumps(openai_error(error.error))
-        return original(error)
-
-    return worded
+def _worded(original: Callable[[Any], str], error: Any) -> str:
+    if isinstance(error, RefusedByRouter):
+        return json.dumps(openai_error(error.error))
+    return original(error)
 
 
 def bound_error_texts() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from functools import wraps
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -33,73 +33,63 @@ FORESEEN = (VLLMError, ValueError, TypeError, OverflowError, NotImplementedError
 _DATA = "data: "
 _ERROR = 'data: {"error"'
 
-Call = Callable[..., Awaitable[Any]]
-
 
 def adopt_messages(state: Any, media: MediaDoor | None = None) -> None:
     """Wrap the Messages handler in an app's `state`, if it has one. `media` admits images."""
     handler = getattr(state, "anthropic_serving_messages", None)
     if handler is None:
         return
-    handler.create_messages = _answering(handler.create_messages, media)
-    handler.count_tokens = _answering(handler.count_tokens, media)
-    handler.message_stream_converter = _converted(handler.message_stream_converter)
-    handler.messages_full_converter = _whole(handler.messages_full_converter)
+    handler.create_messages = partial(_answering, handler.create_messages, media)
+    handler.count_tokens = partial(_answering, handler.count_tokens, media)
+    handler.message_stream_converter = partial(_converted, handler.message_stream_converter)
+    handler.messages_full_converter = partial(_whole, handler.messages_full_converter)
 
 
-def _answering(call: Call, media: MediaDoor | None) -> Call:
-    @wraps(call)
-    async def answering(request: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            await admit_images(request, media)
-            return await call(request, *args, **kwargs)
-        except FORESEEN as error:
-            return create_error_response(error)
-        except UNFORESEEN as error:
-            return unforeseen_error(error)
-
-    return answering
+async def _answering(
+    call: Callable[..., Awaitable[Any]], media: MediaDoor | None, request: Any, *args: Any, **kwargs: Any
+) -> Any:
+    try:
+        await admit_images(request, media)
+        return await call(request, *args, **kwargs)
+    except FORESEEN as error:
+        return create_error_response(error)
+    except UNFORESEEN as error:
+        return unforeseen_error(error)
 
 
-def _converted(convert: Callable[[Any], AsyncGenerator[str, None]]) -> Callable[[Any], Any]:
-    @wraps(convert)
-    async def converted(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-        failure: dict[str, Any] = {}
+async def _converted(
+    convert: Callable[[Any], AsyncGenerator[str, None]], chunks: AsyncGenerator[str, None]
+) -> AsyncGenerator[str, None]:
+    failure: dict[str, Any] = {}
 
-        async def whole() -> AsyncGenerator[str, None]:
-            async for chunk in chunks:
-                if chunk.startswith(_ERROR):
-                    failure.update(json.loads(chunk.removeprefix(_DATA))["error"])
-                    await chunks.aclose()
-                    return
-                yield chunk
+    async def whole() -> AsyncGenerator[str, None]:
+        async for chunk in chunks:
+            if chunk.startswith(_ERROR):
+                failure.update(json.loads(chunk.removeprefix(_DATA))["error"])
+                await chunks.aclose()
+                return
+            yield chunk
 
-        async for event in convert(whole()):
-            yield event
-        if failure:
-            admission = current_admission.get()
-            known = admission.error if admission is not None else None
-            status = known.status if known is not None else HTTPStatus.INTERNAL_SERVER_ERROR
-            yield f"event: error\ndata: {json.dumps(anthropic_error(status, failure['message']))}\n\n"
+    async for event in convert(whole()):
+        yield event
+    if failure:
+        admission = current_admission.get()
+        known = admission.error if admission is not None else None
+        status = known.status if known is not None else HTTPStatus.INTERNAL_SERVER_ERROR
+        yield f"event: error\ndata: {json.dumps(anthropic_error(status, failure['message']))}\n\n"
 
+
+def _whole(convert: Callable[[Any], Any], answer: Any) -> AnthropicMessagesResponse:
+    cut = False
+    choice = answer.choices[0]
+    for call in choice.message.tool_calls or ():
+        if not _is_object(call.function.arguments):
+            cut = True
+            call.function.arguments = "{}"
+    converted: AnthropicMessagesResponse = convert(answer)
+    if cut and converted.stop_reason == "tool_use" and isinstance(choice.stop_reason, str):
+        converted.stop_reason, converted.stop_sequence = "stop_sequence", choice.stop_reason
     return converted
-
-
-def _whole(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @wraps(convert)
-    def whole(answer: Any) -> AnthropicMessagesResponse:
-        cut = False
-        choice = answer.choices[0]
-        for call in choice.message.tool_calls or ():
-            if not _is_object(call.function.arguments):
-                cut = True
-                call.function.arguments = "{}"
-        converted: AnthropicMessagesResponse = convert(answer)
-        if cut and converted.stop_reason == "tool_use" and isinstance(choice.stop_reason, str):
-            converted.stop_reason, converted.stop_sequence = "stop_sequence", choice.stop_reason
-        return converted
-
-    return whole
 
 
 def _is_object(text: str) -> bool:

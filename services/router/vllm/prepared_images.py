@@ -118,17 +118,9 @@ class PreparedImages:
 def _alone(feature: Any, prompt: Sequence[int]) -> EngineCoreRequest:
     """Return a request with an image's own tokens and its metadata, for an encode worker."""
     place = feature.mm_position
-    return EngineCoreRequest(
-        request_id="image",
-        prompt_token_ids=list(prompt[place.offset : place.offset + place.length]),
-        mm_features=[replace(metadata_of(feature), mm_position=replace(place, offset=0))],
-        sampling_params=SamplingParams(max_tokens=1),
-        pooling_params=None,
-        arrival_time=0.0,
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-    )
+    own = list(prompt[place.offset : place.offset + place.length])
+    alone = [replace(metadata_of(feature), mm_position=replace(place, offset=0))]
+    return wire.new_request("image", own, SamplingParams(max_tokens=1), mm_features=alone, arrival_time=0.0)
 
 
 def _check(size: int) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from vllm import sampling_params as vllm_params
@@ -52,13 +53,11 @@ MAX_CHARACTERS: Mapping[str, int] = {
 }
 MAX_TOOLS = 512  # OpenAI's own limit is 128
 
-Check = Callable[[Any], Awaitable[Any]]
-
 
 def limit_requests(state: Any, media: MediaDoor | None = None) -> None:
     """Check requests before every handler in an app's `state`. `media` admits images; None admits none."""
     for handler in handlers(state):
-        handler._check_model = _checked(handler, media)
+        handler._check_model = partial(_checked, handler, handler._check_model, media)
 
 
 def sequences(request: Any) -> int:
@@ -92,18 +91,15 @@ def _texts(value: Any) -> Iterable[str]:
     return (one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
 
 
-def _checked(handler: Any, media: MediaDoor | None) -> Check:
-    check = handler._check_model
-
-    async def checked(request: Any) -> Any:
-        if problem := _problem(request):
-            raise refusal(Unsupported(problem))
-        if (error := await check(request)) is not None:
-            return error
-        await admit_images(request, media, handler)
-        return None
-
-    return checked
+async def _checked(
+    handler: Any, check: Callable[[Any], Awaitable[Any]], media: MediaDoor | None, request: Any
+) -> Any:
+    if problem := _problem(request):
+        raise refusal(Unsupported(problem))
+    if (error := await check(request)) is not None:
+        return error
+    await admit_images(request, media, handler)
+    return None
 
 
 def _problem(request: Any) -> str:

@@ -21,7 +21,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -87,10 +87,10 @@ class ResponseStore:
         if handler is None:
             return
         self.on = self.on or handler.enable_store
-        handler.create_responses = self._creating(handler, handler.create_responses)
+        handler.create_responses = partial(self._create, handler, handler.create_responses)
         for name in ("_run_background_request", "_run_background_request_stream"):
-            setattr(handler, name, self._running(handler, getattr(handler, name)))
-        handler.responses_background_stream_generator = _following(handler)
+            setattr(handler, name, partial(self._run, handler, getattr(handler, name)))
+        handler.responses_background_stream_generator = partial(_following, handler)
         handler.response_store = _Measured(self._measure)
         handler.msg_store = _Measured(self._measure)
 
@@ -127,54 +127,50 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def _creating(self, handler: Any, create: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        @wraps(create)
-        async def creating(request: Any, raw_request: Any = None) -> Any:
-            tenant = tenant_of(raw_request)
-            needs = _needs(request)
-            if needs and (problem := self.problem()):
-                raise refusal(type(problem)(f"{needs}: {problem.message}"))
-            previous = request.previous_response_id
-            if previous is not None and self.find(previous, tenant) is not handler:
-                return handler._make_not_found_error(previous)
-            if previous is not None and _runs(handler.response_store.get(previous)):
-                raise refusal(Unsupported("previous_response_id: that response is not complete yet"))
-            if not self.on or self.elsewhere or not request.store:
-                request.store = False
-                return await create(request, raw_request)
-            request.request_id = f"resp_{uuid.uuid4().hex}"
-            self._claim(request.request_id, Kept(tenant, handler, self._clock()))
-            answer = None
-            try:
-                answer = await create(request, raw_request)
-            finally:
-                if answer is None or isinstance(answer, ErrorResponse):
-                    self.delete(request.request_id)
-            self._hold_on(request.request_id, handler)
-            return answer
+    async def _create(
+        self, handler: Any, create: Callable[..., Awaitable[Any]], request: Any, raw_request: Any = None
+    ) -> Any:
+        tenant = tenant_of(raw_request)
+        needs = _needs(request)
+        if needs and (problem := self.problem()):
+            raise refusal(type(problem)(f"{needs}: {problem.message}"))
+        previous = request.previous_response_id
+        if previous is not None and self.find(previous, tenant) is not handler:
+            return handler._make_not_found_error(previous)
+        if previous is not None and _runs(handler.response_store.get(previous)):
+            raise refusal(Unsupported("previous_response_id: that response is not complete yet"))
+        if not self.on or self.elsewhere or not request.store:
+            request.store = False
+            return await create(request, raw_request)
+        request.request_id = f"resp_{uuid.uuid4().hex}"
+        self._claim(request.request_id, Kept(tenant, handler, self._clock()))
+        answer = None
+        try:
+            answer = await create(request, raw_request)
+        finally:
+            if answer is None or isinstance(answer, ErrorResponse):
+                self.delete(request.request_id)
+        self._hold_on(request.request_id, handler)
+        return answer
 
-        return creating
-
-    def _running(self, handler: Any, run: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-        @wraps(run)
-        async def running(request: Any, *args: Any, **kwargs: Any) -> None:
-            response_id = request.request_id
-            _note(handler, response_id, "in_progress")
-            try:
-                await run(request, *args, **kwargs)
-            except Exception as error:  # the client sees the error in the stored answer
-                if response_id not in self._kept:
-                    return  # the answer was deleted, which cancelled this task
-                if not isinstance(error, RefusedByRouter):
-                    log.exception("a response in the background has failed")
-                    error = GenerationError("the response failed in the router")
-                _note(handler, response_id, "failed", failure(error))
-            events, _ = handler.event_store.get(response_id, ((), None))
-            self._measure(response_id, len(events) * EVENT_BYTES)
-            if events and events[-1].type == "response.failed":
-                _note(handler, response_id, "failed", events[-1].response["error"])
-
-        return running
+    async def _run(
+        self, handler: Any, run: Callable[..., Awaitable[None]], request: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        response_id = request.request_id
+        _note(handler, response_id, "in_progress")
+        try:
+            await run(request, *args, **kwargs)
+        except Exception as error:  # the client sees the error in the stored answer
+            if response_id not in self._kept:
+                return  # the answer was deleted, which cancelled this task
+            if not isinstance(error, RefusedByRouter):
+                log.exception("a response in the background has failed")
+                error = GenerationError("the response failed in the router")
+            _note(handler, response_id, "failed", failure(error))
+        events, _ = handler.event_store.get(response_id, ((), None))
+        self._measure(response_id, len(events) * EVENT_BYTES)
+        if events and events[-1].type == "response.failed":
+            _note(handler, response_id, "failed", events[-1].response["error"])
 
     def _claim(self, response_id: str, kept: Kept) -> None:
         self._kept[response_id] = kept
@@ -316,31 +312,28 @@ def _note(handler: Any, response_id: str, status: str, error: dict[str, str] | N
             stored.error = error
 
 
-def _following(handler: Any) -> Callable[..., AsyncGenerator[Any, None]]:
-    async def following(response_id: str, starting_after: int | None = None) -> AsyncGenerator[Any, None]:
+async def _following(
+    handler: Any, response_id: str, starting_after: int | None = None
+) -> AsyncGenerator[Any, None]:
+    found = handler.event_store.get(response_id)
+    task = handler.background_tasks.get(response_id)
+    if found is None and task is not None and not task.done():
+        await asyncio.sleep(0)  # a new task creates the list of events in its first step
         found = handler.event_store.get(response_id)
-        task = handler.background_tasks.get(response_id)
-        if found is None and task is not None and not task.done():
-            await asyncio.sleep(0)  # a new task creates the list of events in its first step
-            found = handler.event_store.get(response_id)
-        if found is None:
-            raise refusal(
-                Unsupported("stream: this response was not made with stream=true and background=true")
-            )
-        events, news = found
-        place = 0 if starting_after is None else starting_after + 1
-        while True:
-            news.clear()
-            while place < len(events):
-                yield events[place]
-                if events[place].type in ENDS:
-                    return
-                place += 1
-            if task is None or task.done():
+    if found is None:
+        raise refusal(Unsupported("stream: this response was not made with stream=true and background=true"))
+    events, news = found
+    place = 0 if starting_after is None else starting_after + 1
+    while True:
+        news.clear()
+        while place < len(events):
+            yield events[place]
+            if events[place].type in ENDS:
                 return
-            await news.wait()
-
-    return following
+            place += 1
+        if task is None or task.done():
+            return
+        await news.wait()
 
 
 def response_routes(store: ResponseStore) -> list[Route]:

@@ -8,8 +8,7 @@ message must be the one in its certificate.
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -117,14 +116,10 @@ _DENIED = grpc.StatusCode.PERMISSION_DENIED
 _parse = functools.lru_cache(maxsize=4096)(Name.parse)
 
 
-def _caller(context: Any) -> Name:
-    found = context.auth_context().get("peer_spiffe_id", [b""])
-    return _parse(found[0].decode())
-
-
 def _look(method: str, topic: str, context: Any, message: Any = None) -> str:
+    found = context.auth_context().get("peer_spiffe_id", [b""])
     try:
-        caller = _caller(context)
+        caller = _parse(found[0].decode())
     except IdentityError as error:
         return f"the caller's certificate: {error}"
     problem = objection(method, caller, topic)
@@ -139,19 +134,7 @@ class AioGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> Any:
         handler = await continuation(handler_call_details)
-        method = handler_call_details.method
-
-        async def one(request: Any, context: Any, answer: Callable[..., Awaitable[Any]]) -> Any:
-            if problem := _look(method, self._topic, context, request):
-                await context.abort(_DENIED, problem)
-            return await answer(request, context)
-
-        async def many(requests: AsyncIterator[Any], context: Any, answer: Callable[..., Any]) -> Any:
-            if problem := _look(method, self._topic, context):
-                await context.abort(_DENIED, problem)
-            return await answer(requests, context)
-
-        return _wrapped(handler, one, many)
+        return _guarded(handler, handler_call_details.method, self._topic, later=True)
 
 
 class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]
@@ -160,37 +143,30 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         handler = continuation(handler_call_details)
-        method = handler_call_details.method
-
-        def one(request: Any, context: Any, answer: Callable[..., Any]) -> Any:
-            if problem := _look(method, self._topic, context, request):
-                context.abort(_DENIED, problem)
-            return answer(request, context)
-
-        def many(requests: Iterator[Any], context: Any, answer: Callable[..., Any]) -> Any:
-            if problem := _look(method, self._topic, context):
-                context.abort(_DENIED, problem)
-            return answer(requests, context)
-
-        return _wrapped(handler, one, many)
+        return _guarded(handler, handler_call_details.method, self._topic, later=False)
 
 
-def _wrapped(handler: Any, one: Callable[..., Any], many: Callable[..., Any]) -> Any:
-    """Return the guarded handler: `one` for calls with one message, `many` for streams."""
+def _guarded(handler: Any, method: str, topic: str, *, later: bool) -> Any:
+    """Return the guarded handler. later: the server is an asyncio server."""
     if handler is None:
         return None  # no such method, which gRPC reports
     ends = (handler.request_streaming, handler.response_streaming)
     kind = "_".join("stream" if streams else "unary" for streams in ends)
-    guard, answer = many if handler.request_streaming else one, getattr(handler, kind)
+    answer = getattr(handler, kind)
+
+    def problem(request: Any, context: Any) -> str:
+        return _look(method, topic, context, None if handler.request_streaming else request)
 
     def guarded(request: Any, context: Any) -> Any:
-        return guard(request, context, answer)
+        if why := problem(request, context):
+            context.abort(_DENIED, why)
+        return answer(request, context)
 
     async def guarded_later(request: Any, context: Any) -> Any:
-        return await guard(request, context, answer)
+        if why := problem(request, context):
+            await context.abort(_DENIED, why)
+        return await answer(request, context)
 
     return getattr(grpc, f"{kind}_rpc_method_handler")(
-        guarded_later if inspect.iscoroutinefunction(guard) else guarded,
-        handler.request_deserializer,
-        handler.response_serializer,
+        guarded_later if later else guarded, handler.request_deserializer, handler.response_serializer
     )

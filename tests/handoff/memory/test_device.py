@@ -23,6 +23,7 @@ from baton.handoff.save.staging import Staging
 from baton.kernels import kv_pack
 from baton.kernels.kv_pack import WIRE_DTYPES, KVTable
 from tests.handoff.caches import MIB, ROW_WIDTHS, make_cache, random_blocks, records, tensors
+from tests.handoff.host_device import HostDevice, HostQueue, gathered
 
 BLOCKS = 29
 GPU = torch.cuda.is_available()
@@ -38,6 +39,7 @@ def on_device(seed, wire="auto", device=None, chunk=3):
     ]
     table = KVTable(flat, list(ROW_WIDTHS.values()), wire)
     size = chunk * table.record_bytes
+    device = device or (None if GPU else HostDevice())
     return DeviceBlockCache(host.layers, (table,), device=device, save_bytes=size, load_bytes=size)
 
 
@@ -60,7 +62,7 @@ def test_it_gathers_and_loads_as_a_host_cache_does(wire, count):
     ids, into = random_blocks(BLOCKS, count, 1), random_blocks(BLOCKS, count, 3)
     host, device = make_cache(BLOCKS, 1, wire), on_device(1, wire)
     expected, got = (np.full((count, host.record_bytes), 0xA5, np.uint8) for _ in range(2))
-    own = device.gather(0, ids, got)
+    own = gathered(device, 0, ids, got)
     assert np.array_equal(own, host.gather(0, ids, expected))
     assert np.array_equal(got, expected)
     there, here = make_cache(BLOCKS, 2, wire), on_device(2, wire)
@@ -89,7 +91,7 @@ def test_broken_bytes_fail_the_load_and_the_lane_serves_the_next(bad):
     source, cache = on_device(1), on_device(2)
     ids = random_blocks(BLOCKS, 10)
     sent = np.empty((10, cache.record_bytes), np.uint8)
-    own = source.gather(0, ids, sent)
+    own = gathered(source, 0, ids, sent)
     spoilt = sent.copy()
     spoilt[bad, 1001] ^= 8
     with pytest.raises(DigestMismatch, match=f"KV of a test: block {bad} came with digest"):
@@ -114,7 +116,7 @@ class Done:
 
 
 @dataclass(eq=False)
-class Recorder(streams.Queue):
+class Recorder(HostQueue):
     """A queue that records what its work waits for."""
 
     log: list = field(repr=False)
@@ -142,7 +144,7 @@ class Recorder(streams.Queue):
         return Done({**self.waited, self: self.position})
 
 
-class Recording(streams.Device):
+class Recording(HostDevice):
     def __init__(self):
         super().__init__()
         self.log = []
@@ -171,7 +173,7 @@ def test_a_pack_waits_for_the_step_and_its_slot_and_the_engine_waits_for_packs_o
         device.log.clear()
         before = copying.position
         step = device.engine.position
-        cache.gather(0, random_blocks(BLOCKS, count), out)
+        gathered(cache, 0, random_blocks(BLOCKS, count), out)
         packs = [waited for queue, waited in device.log if queue is packing][1:]  # the first copies block ids
         copies = [waited for queue, waited in device.log if queue is copying]
         assert len(packs) == len(copies) == count
@@ -214,7 +216,7 @@ def test_a_load_waits_for_what_the_engine_had_queued():
     device = Recording()
     cache = on_device(1, device=device)
     sent = np.empty((4, cache.record_bytes), np.uint8)
-    own = cache.gather(0, (1, 2, 3, 4), sent)
+    own = gathered(cache, 0, (1, 2, 3, 4), sent)
     with device.engine.use():
         pass
     device.log.clear()
@@ -247,7 +249,7 @@ def test_pinned_records_are_copied_from_where_they_lie():
     other = segments.attach(segment.name).data
     count, size = 4, cache.record_bytes
     sent = segment.data[: count * size].reshape(count, size)
-    saved = digests.seeded(cache.gather(0, (1, 2, 3, 4), sent), 77, 0)
+    saved = digests.seeded(gathered(cache, 0, (1, 2, 3, 4), sent), 77, 0)
     lanes = [cache._lanes[size].get() for _ in range(device_cache._LANES)]
     cache.give_back(lanes[0])
 
@@ -284,7 +286,7 @@ def test_parts_of_pinned_memory():
 # ---- chunks can be read while others are being copied
 
 
-class Gate(streams.Device):
+class Gate(HostDevice):
     """A device whose copies arrive when a test lets them."""
 
     def __init__(self):
@@ -296,7 +298,7 @@ class Gate(streams.Device):
         return _Gated(self)
 
 
-class _Gated(streams.Queue):
+class _Gated(HostQueue):
     def __init__(self, gate):
         self._gate = gate
 

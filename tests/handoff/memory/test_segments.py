@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from baton.handoff.memory import segments
-from baton.handoff.memory.streams import Device
+from tests.handoff.host_device import HostDevice
 
 
 def test_an_attachment_reads_the_owners_memory():
@@ -123,7 +123,7 @@ def test_a_reader_pins_grown_memory_step_by_step(monkeypatch):
     monkeypatch.setattr(segments, "_PIN_BYTES", 2 << 20)
     segment = segments.create(8 << 20, 3 << 20)
     other = segments.attach(segment.name)
-    device = Device()
+    device = HostDevice()
     start = other.data.ctypes.data
 
     def pinned(stop):

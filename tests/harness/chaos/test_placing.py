@@ -12,6 +12,7 @@ from baton.protos import scheduler_pb2_grpc
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.types import Booking
+from harness.chaos import placing
 from harness.chaos.placing import Placing, registered
 from harness.chaos.placing_judge import Left, Placed, Workers
 from harness.chaos.site import Site
@@ -115,8 +116,9 @@ async def _scheduled(folder):
         await site.channel.close(None)
 
 
-async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path):
+async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path, monkeypatch):
     """Place with a real scheduler in this process; then corrupt the routers' memory, which is noticed."""
+    monkeypatch.setattr(placing, "LONG_LIFE_S", placing.LIFE_S)  # no scheduler dies
     told = Placed("p", 1, 200, 20, 2, 1)
     async with _scheduled(tmp_path) as site, registered(site):
         async with Placing(site, told, "s") as load:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from baton.kernels import kv_pack
-from baton.kernels.kv_pack import SCALE_BYTES, WIRE_DTYPES, KVTable, Place, naive
+from baton.kernels.kv_pack import SCALE_BYTES, WIRE_DTYPES, KVTable, Place
 from baton.kernels.kv_pack.table import TableColumn
+from tests.kernels.kv_pack import naive
 from tests.kernels.kv_pack.layers import BF16, BLOCKS, CACHES, FP16, FP32, Layer, made, same
 
 _seeds = itertools.count()

@@ -7,8 +7,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.kernels.ngram_match import cpu, naive, new_workspace, ngram_match
+from baton.kernels.ngram_match import cpu, new_workspace, ngram_match
 from bench import kernels_ngram_match
+from tests.kernels.ngram_match import naive
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.kernels.verify import DraftedTokens, Job, Sampling, cpu, naive, verify
+from baton.kernels.verify import DraftedTokens, Job, Sampling, cpu, verify
 from harness.verify_cases import Shape, moved
+from tests.kernels.verify import naive
 
 PROPOSALS = ["one-hot", "probs", "logits"]
 METHODS = ["standard", "block"]

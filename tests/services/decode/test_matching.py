@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.kernels.ngram_match import naive
 from baton.services.decode.proposers.matching import NgramMatcher
+from tests.kernels.ngram_match import naive
 from tests.services.decode.batches import batch_of, drafts_of
 
 

@@ -56,19 +56,9 @@ def sampling(engine, prompt, body):
 
 
 def _add(engine, name, prompt, params, salt):
-    from vllm.v1.engine import EngineCoreRequest
+    from baton.services.engine import wire
 
-    request = EngineCoreRequest(
-        request_id=name,
-        prompt_token_ids=prompt,
-        mm_features=None,
-        sampling_params=params,
-        pooling_params=None,
-        arrival_time=time.time(),
-        lora_request=None,
-        cache_salt=salt,
-        data_parallel_rank=None,
-    )
+    request = wire.new_request(name, prompt, params, cache_salt=salt)
     engine.core.add_request(*engine.core.preprocess_add_request(request))
 
 

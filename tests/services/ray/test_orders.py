@@ -28,13 +28,13 @@ def made(prefill=None, least=1, decode=2, encode=None):
 
 
 def places(one):
-    return {place.name: list(place.roles) for place in one._places}
+    return dict(one._places)
 
 
 def test_places_of_like_sides_take_either_role():
     one = made()
     assert one.roles == {"prefill-0": "prefill", "decode-0": "decode"}
-    assert places(one) == {"prefill-0": [], "decode-0": [], "worker-2": [], "worker-3": []}
+    assert places(one) == dict.fromkeys(("prefill-0", "decode-0", "worker-2", "worker-3"), "")
     assert made(least=2).numbers == {"prefill": 2, "decode": 2, "encode": 0}
 
 
@@ -51,10 +51,10 @@ def test_places_of_like_sides_take_either_role():
 )
 def test_places_of_sides_that_differ_belong_to_one(prefill):
     assert places(made(prefill)) == {
-        "prefill-0": [pb.ROLE_PREFILL],
-        "prefill-1": [pb.ROLE_PREFILL],
-        "decode-0": [pb.ROLE_DECODE],
-        "decode-1": [pb.ROLE_DECODE],
+        "prefill-0": "prefill",
+        "prefill-1": "prefill",
+        "decode-0": "decode",
+        "decode-1": "decode",
     }
 
 
@@ -110,8 +110,8 @@ async def test_encode_workers_get_no_orders(monkeypatch):
 async def test_encode_workers_with_limits_get_orders(monkeypatch):
     monkeypatch.setattr(orders, "ORDERS_S", 0.0)
     one, schedulers = made(decode=1, encode=limited(0, 2)), Schedulers()
-    own = {"encode-0": [pb.ROLE_ENCODE], "encode-1": [pb.ROLE_ENCODE]}
-    assert places(one) == {"prefill-0": [], "decode-0": [], "worker-2": []} | own
+    own = {"encode-0": "encode", "encode-1": "encode"}
+    assert places(one) == {"prefill-0": "", "decode-0": "", "worker-2": ""} | own
     assert one.roles == {"prefill-0": "prefill", "decode-0": "decode"}
     schedulers.reply = pb.OrdersReply(fence=1, orders=[pb.Order(name="encode-1", role=pb.ROLE_ENCODE)])
     await one.ask(schedulers)

@@ -91,7 +91,7 @@ async def test_a_holder_gets_no_image_and_computes_nothing(cluster):
     _, holder = await encoders(cluster, 2)
     holder.shelf.add("a")
     holder.blocks.take(Change(stored=[image_key("a")]))
-    known = cluster.server._prefixes
+    known = cluster.server._servicer.prefixes
     await until(
         lambda: known.index.holders(image_key("a")) & known.of_role(pb.ROLE_ENCODE), "the holder is known"
     )
@@ -105,7 +105,7 @@ async def test_an_image_that_comes_again_goes_to_its_holder_at_once(cluster, mon
     await cluster.pair()
     workers = await encoders(cluster, 4)
     for worker in workers:
-        await until(lambda name=worker.worker_id: name in cluster.server._prefixes, "it reports")
+        await until(lambda name=worker.worker_id: name in cluster.server._servicer.prefixes, "it reports")
         monkeypatch.setattr(worker.blocks, "take", lambda _: None)
     for _ in range(4):
         await ask(cluster, A)
@@ -161,7 +161,7 @@ async def test_full_encode_workers_leave_images_with_the_prompt(cluster):
             await cluster.scheduler.place(Need(one, "r1", 2_048, 0, encode=True))
     await ask(cluster, A)
     assert (sent(prefill), encodes(encoder), where(cluster)) == (["a"], [], (0, 0, 1))
-    assert not cluster.server._placer.turns.any
+    assert not cluster.server._servicer.placer.turns.any
     for one in others:
         cluster.scheduler.reports.finished(one, "stop")
 

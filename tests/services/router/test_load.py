@@ -3,7 +3,8 @@ from array import array
 import pytest
 
 from baton.autoscale.histogram import SECONDS, TOKENS, middles, share_below
-from baton.services.router.load import RouterCounts, summed
+from baton.autoscale.loads import summed
+from baton.services.router.load import RouterCounts
 from baton.services.router.state import RequestState
 
 

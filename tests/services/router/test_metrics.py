@@ -10,7 +10,7 @@ from baton.services.router.state import RequestState
 
 def placed(router, prefill, decode):
     prefiller = pb.Worker(worker_id=prefill) if prefill else None
-    router.placed(Placement(Attempt("r", 1), prefiller, pb.Worker(worker_id=decode), 15.0), 0.001)
+    router.placed(Placement(Attempt("r", 1), prefiller, pb.Worker(worker_id=decode)), 0.001)
     state = RequestState("r", "r", b"", prompt_tokens=3, max_tokens=8, max_model_len=64, deadline=1e9)
     state.timings.placed = state.timings.prefill_began = state.timings.first_token = 1.0
     router.first_token(state, prefill or decode)

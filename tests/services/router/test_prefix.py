@@ -39,8 +39,9 @@ async def holding(cluster, prefill=1, decode=1):
 
 def holds(cluster, worker_id, blocks):
     keys = PromptHasher(HASHING).keys(engine_request("q", PROMPT, 8)).keys
-    cluster.server._prefixes.hear(worker_id, pb.BlockOperations(instance=1, operations=keys[:blocks]))
-    cluster.server._prefixes.keep({name: one.role for name, one in cluster.members.workers.items()})
+    prefixes = cluster.server._servicer.prefixes
+    prefixes.hear(worker_id, pb.BlockOperations(instance=1, operations=keys[:blocks]))
+    prefixes.keep({name: one.role for name, one in cluster.members.workers.items()})
 
 
 async def pulling(cluster, prefill):

@@ -115,7 +115,7 @@ async def test_a_request_that_an_engine_ended_is_tried_once_more(cluster):
 
 def test_a_suspect_is_not_tried_on_the_worker_that_it_just_lost():
     worker = pb.Worker(worker_id="m0")
-    placed, suspects = Placement(Attempt("q", 1), None, worker, 15.0), Quarantine()
+    placed, suspects = Placement(Attempt("q", 1), None, worker), Quarantine()
     suspects.use(worker)
     assert suspects.worker_for(placed, (), None) == worker
     assert suspects.worker_for(placed, {"m0"}, None) is None

@@ -1,7 +1,6 @@
 """Test doubles of a worker's peers: a router's stream and a follower (`followed`)."""
 
 import asyncio
-import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import grpc.aio
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm.v1.engine import EngineCoreRequest, FinishReason
+from vllm.v1.engine import FinishReason
 
 from baton.attempts import attempt_id
 from baton.protos import worker_pb2 as pb
@@ -29,17 +28,7 @@ def request(request_id, prompt, **params):
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **params})
     if sampling.structured_outputs is not None:
         sampling.structured_outputs._backend = "xgrammar"
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=list(prompt),
-        mm_features=None,
-        sampling_params=sampling,
-        pooling_params=None,
-        arrival_time=time.time(),
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-    )
+    return wire.new_request(request_id, list(prompt), sampling)
 
 
 def prompt(length, seed=0):
@@ -222,6 +211,6 @@ async def hello(address, model="tiny", vllm_version="0.32.0", protocol=wire.PROT
 
 
 __all__ = [
-    "DECODE", "PREFILL", "SAVE", "EngineCoreRequest", "FinishReason", "Got", "PoolingParams",
+    "DECODE", "PREFILL", "SAVE", "FinishReason", "Got", "PoolingParams",
     "Stream", "StructuredOutputsParams", "connected", "followed", "hello", "kept", "prompt", "request",
 ]  # fmt: skip

@@ -45,8 +45,7 @@ async def test_costly_grammars_do_not_delay_another_client(mixed):
             assert (await ours.run(small(number), DECODE)).finish is not None
             longest = max(longest, time.monotonic() - began)
         assert not theirs.got("bomb 3").over
-        await theirs.abort(*(f"bomb {number}" for number in range(1, 4)))
-        assert "too costly" in refused(await theirs.end("bomb 0"))
+        await theirs.abort(*(f"bomb {number}" for number in range(4)))
     assert longest < 5.0 * PATIENCE  # 11 s and more in one queue
     eventually(lambda: not mixed.figure("baton_worker_requests_running"), 10, "nothing is left")
 

@@ -89,7 +89,8 @@ async def test_a_draining_worker_keeps_its_role_and_a_second_signal_ends_it(work
         await source.some("holds it", 1)
         worker.signal(signal.SIGTERM)
         eventually(lambda: not worker.serving(), 10, "it drains")
-        assert "it is draining" in (await client.set_role(worker.name, decode)).problem
+        refused = await client.set_role(worker.name, scheduler_pb2.ROLE_PREFILL)
+        assert "it is draining" in refused.problem
         worker.signal(signal.SIGINT)
         assert worker.ended(5) == 128 + signal.SIGINT
 

@@ -7,7 +7,7 @@ from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.services import roles
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
-from harness.architectures import ARCHITECTURES
+from harness.architectures.registry import ARCHITECTURES
 from harness.support import CALL_S
 from harness.workers import fleet
 from tests.services.worker.router import DECODE, connected, hello, request

@@ -26,13 +26,10 @@ async def test_a_load_that_fails_with_the_gang(lost, monkeypatch):
     gang = SimpleNamespace(link=link, check=check)
     loading = asyncio.ensure_future(failing())
     await asyncio.wait([loading])
-    waiting = asyncio.create_task(starting.done_or_stopped(loading, "loading", asyncio.Event(), gang))
-    if not lost:
-        assert await waiting, "whose caller raises the error"
-        return
-    asyncio.get_running_loop().call_later(0.01, link.lost.set_result, "rank 1 ended")
-    with pytest.raises(SiblingLost):
-        await waiting
+    if lost:
+        asyncio.get_running_loop().call_later(0.01, link.lost.set_result, "rank 1 ended")
+    with pytest.raises(SiblingLost if lost else StartError, match="over" if lost else "closed by peer"):
+        await starting.unless_stopped(loading, "loading", asyncio.Event(), gang)
 
 
 async def test_a_gang_does_not_load_for_ever(monkeypatch):
@@ -42,4 +39,4 @@ async def test_a_gang_does_not_load_for_ever(monkeypatch):
     gang = SimpleNamespace(link=SimpleNamespace(lost=loop.create_future(), missing=""))
     loading = loop.create_future()
     with pytest.raises(StartError, match="ports between them"):
-        await starting.done_or_stopped(loading, "loading", asyncio.Event(), gang)
+        await starting.unless_stopped(loading, "loading", asyncio.Event(), gang)

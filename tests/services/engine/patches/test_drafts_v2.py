@@ -18,13 +18,13 @@ from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.states import RequestState
 
-from baton.kernels.ngram_match import naive
 from baton.services.engine.patches import drafts_v2, step_times
 from baton.services.engine.patches.draft_length import lengths_by_batch
 from baton.services.engine.patches.drafts_v2 import Matching
 from baton.services.engine.patches.replace import install
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
+from tests.kernels.ngram_match import naive
 
 SLOTS, WIDTH, MOST = 6, 64, 5
 CPU = torch.device("cpu")

@@ -7,9 +7,10 @@ from transformers import AutoTokenizer
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser import ParserManager
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor
 
+from baton.services.engine import wire
 from baton.services.engine.patches import held_tokens
 from baton.services.engine.patches.replace import install
 from harness.api_site import spelled, thinking_model
@@ -28,20 +29,8 @@ def tokenizer(tmp_path_factory):
 def streamed(tokenizer, groups, stop, **params):
     """Return the outputs of a stream whose tokens come in these groups."""
     processor = OutputProcessor(tokenizer, log_stats=False)
-    request = EngineCoreRequest(
-        request_id="r",
-        external_req_id="r",
-        prompt_token_ids=[72],
-        mm_features=None,
-        sampling_params=SamplingParams(
-            max_tokens=1000, stop=stop, output_kind=RequestOutputKind.DELTA, **params
-        ),
-        pooling_params=None,
-        arrival_time=0.0,
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-    )
+    sampling = SamplingParams(max_tokens=1000, stop=stop, output_kind=RequestOutputKind.DELTA, **params)
+    request = wire.new_request("r", [72], sampling, external_req_id="r")
     processor.add_request(request, None)
     found = []
     for number, group in enumerate(groups):

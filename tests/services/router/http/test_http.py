@@ -107,7 +107,7 @@ async def test_a_client_that_leaves_aborts_both_sides(members, http):
 
 async def test_sigterm_lets_streams_end_within_the_drain(start_router, tmp_path):
     """A stream that outlasts the drain ends with an error."""
-    site = Site(start_router, tmp_path, drain_timeout_s=3.0 * PATIENCE)
+    site = Site(start_router, tmp_path, drain_timeout_s=1.5 * PATIENCE)
     async with site.scheduler() as members, site.client() as http:
         workers = await pair(members, http, step_s=0.1)  # six seconds for 60 tokens
         workers[1].faults.append(Fault(PHASE_DECODE, 2, silent=True))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import multiprocessing
 from dataclasses import dataclass, field
 
 import pytest
@@ -117,18 +116,3 @@ def test_accepting_too_late_does_not_block():
         group = Group([sock])
         with pytest.raises(BlockingIOError):
             group.sockets[0].accept()
-
-
-def tell_port(group):
-    group.tell_metrics_port(0, group.sockets[0].getsockname()[1])
-
-
-def test_spawned_processes_share_sockets_and_memory():
-    """Spawned processes, as after CUDA is initialized."""
-    with contextlib.closing(listen("127.0.0.1", 0)) as sock:
-        group = Group([sock])
-        process = multiprocessing.get_context("spawn").Process(target=tell_port, args=(group,))
-        process.start()
-        process.join(CALL_S)
-        assert process.exitcode == 0
-        assert group.metrics_ports() == {0: sock.getsockname()[1]}

@@ -1,4 +1,4 @@
-"""The reference form, one byte and one row at a time; the other forms are tested against it."""
+"""The definition of the digest and of both operations, one byte and one row at a time."""
 
 from __future__ import annotations
 

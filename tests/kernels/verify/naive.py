@@ -1,4 +1,4 @@
-"""The reference form of `verify`, token by token in double precision; tests compare the others with it."""
+"""The definition of `verify`, token by token in double precision."""
 
 from __future__ import annotations
 

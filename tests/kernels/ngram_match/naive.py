@@ -1,4 +1,4 @@
-"""The reference form of `ngram_match`, with loops over lists; tests compare the other forms with it."""
+"""The definition of `ngram_match`, with loops over lists."""
 
 from __future__ import annotations
 
