@@ -406,7 +406,7 @@ def _preload() -> None:
     from baton.services.router import app
     from baton.services.worker import lifecycle
 
-    main.app = get_command(main.app)  # type: ignore[assignment]  # built once, not in each fork
+    setattr(main, "app", get_command(main.app))  # noqa: B010 (built once, not in each fork)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lifecycle.preload()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import random
 import threading
 import time
@@ -14,6 +15,7 @@ from baton.services.engine import host as hosts
 from baton.services.engine.info import info_of
 from harness.engines import EngineProcess, Options, clear_prompt, generate, prefill, queue_batches
 from harness.fake_worker import until
+from harness.support import PATIENCE
 from tests.handoff import checkpoints
 from tests.handoff.engines import manifest_of, read, watched
 
@@ -130,7 +132,7 @@ def pull_during_a_step(engine, name, prompt, manifest, written):
 
 
 def steps_while_waiting(engine, count):
-    """Let `count` requests wait for their sources. Return how many steps the engine takes in a second."""
+    """Let `count` requests wait for their sources. Return how many steps it then takes in a second."""
     hosts._POLL_S, hosts._POLL_MOST_S, hosts._POLL_WOKEN_S = POLLS_S
     seen = []
 
@@ -140,10 +142,11 @@ def steps_while_waiting(engine, count):
             for name in names:
                 request = engine.made(name, [5] * 40, 6, load_params(1, 40))
                 host.submit(request)
-            await asyncio.sleep(0.5)
-            before = len(seen)
-            await asyncio.sleep(1.0)
-            counted = len(seen) - before
+            counted, seconds = math.inf, 0
+            while counted > 2 and seconds < 10 * PATIENCE:  # it may still be taking the requests in
+                before = len(seen)
+                await asyncio.sleep(1.0)
+                counted, seconds = len(seen) - before, seconds + 1
             host.abort(names)
             await until(lambda: not engine.core.scheduler.requests, "all requests have left", POLL_S)
         return counted
