@@ -16,7 +16,7 @@ ENGINE = {
     "model": str(DEMO / "weights-mtp"),
     "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
 }
-REQUESTS = 12
+REQUESTS = 16
 # The alarm judges fewer requests and drafts than in production.
 SOON = {
     "baton.services.decode.acceptance:LEAST_REQUESTS": 10,
