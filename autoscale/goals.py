@@ -22,7 +22,7 @@ class Bounds:
 class Goals:
     """The goals of autoscaling. Times are in seconds."""
 
-    mode: Literal["off", "advise", "on"]
+    mode: Literal["off", "advise", "roles", "on"]
     first_token_s: float  # time from a request's arrival to its first token
     gap_s: float  # mean gap between the tokens of an answer
     prefill: Bounds

@@ -21,6 +21,7 @@ from harness.support import ROOT
 FOLDER = ROOT / "deploy" / "demo-model"
 DEMO, DEMO_MTP, EAGLE3 = (str(FOLDER / name) for name in ("weights", "weights-mtp", "eagle3"))
 REFERENCE = "one"
+PAIR, ONE = {"prefill": 1, "decode": 1}, {"mixed": 1}  # workers
 KILLED, KILLED_MTP = "killed", "killed-mtp"  # their decode worker is killed mid-answer
 LONG, KILLED_FROM = 512, 64  # tokens of the answer whose worker is killed, and how many it has by then
 LOOKS, LOOK_S = 10, 0.1
@@ -60,7 +61,7 @@ def arm(
 
     by: the transport; handoff: its further settings; extra: arguments for vLLM.
     """
-    made: Arm = {"prefill": 1, "decode": 1} if pair else {"mixed": 1}
+    made: Arm = {"workers": dict(PAIR if pair else ONE)}
     made["engine"] = {"model": model, "speculative_config": drafts, "extra": {"enforce_eager": True, **extra}}
     made["handoff"] = {"staging_mib": 128, **({"transports": [by]} if by else {}), **(handoff or {})}
     return made
@@ -84,8 +85,11 @@ ARMS: dict[str, Arm] = {
     "fp8": arm(handoff={"kv_wire_dtype": "fp8_e4m3"}),
     "int8": arm(handoff={"kv_wire_dtype": "int8"}),
     "window": arm(handoff={"staging_mib": 4}),  # the longest prompt takes more than half of it
-    KILLED: {**arm(), "decode": 2},
-    KILLED_MTP: {**arm(model=DEMO_MTP, drafts={"method": "mtp", "verifier": "baton"}), "decode": 2},
+    KILLED: {**arm(), "workers": PAIR | {"decode": 2}},
+    KILLED_MTP: {
+        **arm(model=DEMO_MTP, drafts={"method": "mtp", "verifier": "baton"}),
+        "workers": PAIR | {"decode": 2},
+    },
     # vLLM's defaults: torch.compile and piecewise graphs.
     "compiled": arm(enforce_eager=False),
 }
@@ -122,12 +126,12 @@ async def compare(served: Served, tokens: int, keep: Keep) -> None:
             print(f"{name:>10}", arms[name], flush=True)
             keep(figures)
         for name in served.arms:
-            if all(found[name]) and "decode" in served.one.config["models"][name]:
+            if all(found[name]) and "decode" in served.one.config["models"][name]["workers"]:
                 arms[name]["handoffs"] = await _handoffs(http, served, name, unseen)
                 print(f"{name:>10}", arms[name]["handoffs"], flush=True)
                 keep(figures)
         for name in served.arms:
-            if served.one.config["models"][name].get("decode", 0) > 1:
+            if served.one.config["models"][name]["workers"].get("decode", 0) > 1:
                 [expected] = await answers(http, served.url, reference, prompts[:1], LONG)
                 answer = Answer(0.0)
                 at = await killed(http, served, name, prompts[0], (LONG, KILLED_FROM), answer)

@@ -94,7 +94,7 @@ def serving(
     for number in range(TRIES):
         config: dict[str, Any] = {"engine": engine, "models": left, **sections}
         if not cpu_build():
-            workers = sum(arm.get(kind, 0) for arm in left.values() for kind in KINDS)
+            workers = sum(sum(arm["workers"].values()) for arm in left.values())
             config["fleet"] = {"devices": [0] * workers}
         with closing(Deployment(folder / f"start-{number}", config=config, cold=cold)) as one:
             try:

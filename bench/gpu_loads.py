@@ -58,7 +58,7 @@ def arms(names: list[str], model: str, *, compiled: bool, eager: bool) -> dict[s
         kept["compilation_config"] = COMPILED if compiled else GRAPHS
     return {
         name: {
-            **FLEETS[name][0],
+            "workers": FLEETS[name][0],
             "engine": {"model": model, "speculative_config": None, "extra": {**kept, **FLEETS[name][1]}},
             "handoff": {"staging_mib": STAGING_MIB},
         }

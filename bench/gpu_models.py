@@ -54,9 +54,9 @@ def arms(names: list[str]) -> dict[str, Arm]:
 
 def _arm(model: Architecture, end: str) -> Arm:
     folder = model.checkpoint()
-    made: Arm = {"prefill": 1, "decode": 1} if end else {"mixed": 1}
+    made: Arm = {"workers": {"prefill": 1, "decode": 1} if end else {"mixed": 1}}
     if end and model.mark:
-        made["encode"] = 1
+        made["workers"]["encode"] = 1
     made["engine"] = {
         **ENGINE,
         "model": str(model.target(folder)),

@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from baton.handoff.save import sizing
 from bench.images import Conversation, asked, says
 from bench.options import options
 from bench.served import AGGREGATED, in_turns, no_pauses, up
@@ -29,12 +30,15 @@ from harness.stats import median, medians, save
 MODEL = Architecture("qwen2.5-vl-large", visions.qwen2_5_vl_large, {})
 NAME = "qwen2.5-vl"
 SIDE = 896  # pixels: 1,024 tokens
-ONE_MIB = 2  # room for one image's embeddings, which take 1.5 MiB
+ROOM_FOR_ONE = {f"{sizing.__name__}:EMBEDDINGS_BYTES": 2 << 20}  # one image's embeddings take 1.5 MiB
 ARMS: dict[str, tuple[tuple[int, int, int, int], dict[str, Any]]] = {
     "2 aggregated": ((0, 0, 2, 0), {"engine": AGGREGATED}),
     "1P1D": ((1, 1, 0, 0), {}),
     "1E1P1D": ((1, 1, 0, 1), {}),
-    "1E1P1D, room for one": ((1, 1, 0, 1), {"handoff": {"embeddings_mib": ONE_MIB}}),
+    "1E1P1D, room for one": (
+        (1, 1, 0, 1),
+        {"constants": ROOM_FOR_ONE},
+    ),
 }
 REPEATED = 6  # images, more than any engine's own cache of embeddings holds
 ANSWER = 4  # tokens

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
         times=(5.0, "capacity"),
     )
     engine = {**ENGINE, "model": str(MODEL), "speculative_config": None, "max_num_seqs": SLOTS}
-    with up(engine=engine, scheduler={"heartbeat_s": 0.5}, router={"max_wait_s": WAIT_S}) as one, no_pauses():
+    with up(engine=engine, router={"request_timeout_s": 2 * WAIT_S}) as one, no_pauses():
         os.nice(10)  # this process alone: the deployment has started
         result = asyncio.run(measure(one, given.seconds, given.calm, given.times))
     save("overload", result)

@@ -42,7 +42,7 @@ READY_S = 60.0  # timeout for the workers to be ready
 IMPORT_S = 4.0  # time that the router processes have to import gRPC
 IDLE_S = 3.0  # duration of the idle measurement
 END_S = 60.0  # timeout for the end of the last requests
-HEARTBEAT_S = 5.0  # heartbeats of 1,000 workers every second would use a core
+LEASE_S = 60.0  # a fifth is the interval of heartbeats: those of 1,000 workers every second use a core
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _scheduler(code: Path, address: str, store: str) -> Iterator[int]:
     """Run a scheduler during the block and yield its process id."""
     command = [sys.executable, "-m", "baton.services.cli.main", "scheduler", "--scheduler", address]
     command += ["--store", store, "--max-queued-prompt-tokens", str(10**9)]
-    command += ["--heartbeat-s", str(HEARTBEAT_S), "--worker-lease-s", "3600"]
+    command += ["--worker-lease-s", str(LEASE_S)]
     port = int(address.rpartition(":")[2])
     environment = _environment(code)
     with running(command, lambda: listening(port), START_S, env=environment, cwd=code) as process:

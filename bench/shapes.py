@@ -91,7 +91,7 @@ def deployed(
     this thread opens its sockets in the first.
     """
     engine = case.engine()
-    scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
+    scheduler = {"worker_lease_s": 25.0, "idle_decode_tokens": 0}
     if case.drafts and "mixed" not in shapes:
         engine["speculative_config"] = case.row.spec()
     folder.mkdir()
@@ -105,7 +105,7 @@ def deployed(
         for role, shape in shapes.items():
             asked = EngineSettings(**engine | shape)
             for rank in range(asked.members):
-                own: dict[str, Any] = {"gang": role, "gang_rank": rank} if asked.members > 1 else {}
+                own: dict[str, Any] = {"gang": f"{role}/{rank}"} if asked.members > 1 else {}
                 one = workers.start(
                     role,
                     host=hosts[rank // asked.local_members],

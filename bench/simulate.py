@@ -188,8 +188,9 @@ def _validate(given: argparse.Namespace) -> None:
 async def _real(policy: PolicySettings, rate: float, seconds: float) -> tuple[dict[str, float], int]:
     """Return the figures of a real 2P2D and its block size in tokens."""
     # The simulator does not pull prefixes from other workers.
-    scheduler = {"policy": policy.model_dump(), "prefix_pull_s": 0.0}
-    with up(2, 2, engine=longer(TOKENS), scheduler=scheduler) as one:
+    constants = {f"{SchedulerSettings.__module__}:PREFIX_PULL_S": 0.0}
+    scheduler = {"policy": policy.model_dump()}
+    with up(2, 2, engine=longer(TOKENS), scheduler=scheduler, constants=constants) as one:
         block_tokens = one.describe().workers[0].identity.capacity.block_size
         warm = Conversations(CHATS, rate, 8.0, seed=1, most_tokens=TOKENS - 1, block_tokens=block_tokens)
         await drive(one, warm, _sender(one))  # the first requests compile and allocate

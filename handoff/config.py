@@ -11,6 +11,8 @@ from baton.handoff import ports
 from baton.handoff.errors import HandoffError
 
 MIB = 1 << 20
+PULL_S = 20.0  # to pull a complete prompt, besides the time for its tokens
+PULLED_TOKENS_PER_S = 4_000
 MAX_PULL_S = 600.0  # maximum duration of a pull, which holds memory and a thread at the source
 EARLY_PULL_S = 540.0  # limit for an early pull, during the prefill; then retried once the prompt is complete
 
@@ -25,7 +27,6 @@ class HandoffConfig:
     port: int  # first port of rank 0 (ports.py); 0: free ports
     staging_mib: int | None  # per rank; None: see save/sizing.py
     kv_wire_dtype: str  # equal on all workers of a deployment
-    pull_timeout_s: float = 20.0  # time to pull a complete prompt
     lease_s: float = 30.0  # how long saved KV waits to be pulled
     chunk_mib: int = 4  # MiB moved at a time
     advertise_host: str = ""  # host that other workers dial; `host` if empty
@@ -33,7 +34,6 @@ class HandoffConfig:
     identity: str = ""  # folder of the worker's certificate; plain text if empty
     insecure: bool = False  # allow plain text to other machines
     drafter_fingerprint: str = ""  # hash of the draft model's own weights, if any
-    embeddings_mib: int | None = None  # memory for embeddings; None: see save/sizing.py
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> HandoffConfig:
@@ -41,11 +41,7 @@ class HandoffConfig:
         config = cls(**extra)
         if is_wildcard(config.published_host):
             raise HandoffError(
-                f"handoff.host is {config.host}, which others cannot dial; set worker.advertise"
-            )
-        if config.pull_timeout_s > MAX_PULL_S:
-            raise HandoffError(
-                f"handoff.pull_timeout_s is {config.pull_timeout_s}; allowed: up to {MAX_PULL_S:g}"
+                f"handoff.listen: the host is {config.host}, which others cannot dial; set worker.advertise"
             )
         return config
 

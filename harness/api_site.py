@@ -16,13 +16,13 @@ import openai
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.service import SchedulerServer
-from baton.services.config import SchedulerSettings
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import Book
 from harness import forked, zygote
 from harness.checkpoints import tiny_qwen2
 from harness.fake_worker import MODEL, FakeWorker
 from harness.router import Members
+from harness.scheduling import usual
 from harness.support import PATIENCE, free_port
 
 if TYPE_CHECKING:
@@ -35,9 +35,11 @@ SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "idle_decode_tokens": 0}
 
 def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
     """Run a router that refreshes its view of the workers often. Called in the forked process."""
+    from baton.services.config import router
     from baton.services.router import cluster
 
     cluster.FRESH_S = 0.05
+    router.WAIT_SHARE = router.REPLACE_SHARE = 1 / 600
     forked.run("router", settings, environment=environment)
 
 
@@ -89,8 +91,8 @@ class ApiSite:
                 "served_model_name": MODEL,
                 **(engine or {}),
             },
-            "scheduler": {"address": f"127.0.0.1:{self.scheduler_port}", **SCHEDULER},
-            "router": {"port": self.port, "max_wait_s": 1.0, "replace_wait_s": 1.0, **router},
+            "scheduler": {"address": f"127.0.0.1:{self.scheduler_port}"},
+            "router": {"port": self.port, **router},
         }
         self._stack = contextlib.AsyncExitStack()
 
@@ -98,7 +100,7 @@ class ApiSite:
         if (book := self._book) is not None:
             await FileBook(self.settings["router"]["keys_file"]).edit(lambda _: book)
         server = await self._stack.enter_async_context(
-            SchedulerServer(SchedulerSettings(**self.settings["scheduler"]))
+            SchedulerServer(usual(**self.settings["scheduler"], **SCHEDULER))
         )
         self.members = Members(server.address)
         self._stack.push_async_callback(self.members.close)

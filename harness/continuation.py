@@ -89,7 +89,7 @@ def site(folder: Path, architecture: Architecture | None = None) -> Iterator[Sit
     sees = architecture is not None and bool(architecture.mark)
     roles = (*ROLES, "encode") if sees else ROLES
     # No process dies, so leases are long; every prompt goes to the prefill worker.
-    scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
+    scheduler = {"worker_lease_s": 25.0, "idle_decode_tokens": 0}
     engine = {**ENGINE, "model": str(model), "max_num_batched_tokens": 128, **own}
     with ExitStack() as stack:
         workers = stack.enter_context(fleet(model, folder, scheduler))

@@ -72,7 +72,7 @@ class Engine:
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor.abstract import Executor
 
-        extra = HandoffSettings(host="127.0.0.1", staging_mib=64).model_dump(exclude={"enabled"})
+        extra = HandoffSettings(listen="127.0.0.1:0", staging_mib=64).connector
         extra |= {"worker_id": options.worker_id, "transports": options.transports}
         arguments: dict[str, Any] = {
             "model": str(options.model),

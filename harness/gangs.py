@@ -96,7 +96,7 @@ class Member:
         settings: Settings = load(
             {
                 "engine": engine | options.engine,
-                "handoff": {"host": address, "staging_mib": 64},
+                "handoff": {"listen": f"{address}:0", "staging_mib": 64},
                 "worker": {"cpu": place.cores},
                 "security": {"insecure": address != LOOPBACK},
             }

@@ -17,7 +17,6 @@ from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.worker_session import WorkerSession
-from baton.services.config import SchedulerSettings
 from baton.services.engine import wire
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.chronicle import Chronicle
@@ -34,6 +33,7 @@ from baton.services.router.waiting import WaitingRoom
 from baton.services.router.worker_stream import WorkerStream
 from baton.tasks import stop
 from harness.fake_worker import HASHING, MODEL, FakeWorker, until
+from harness.scheduling import usual
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Cluster:
         self.registry = CollectorRegistry()
         self.failures: dict[str, Exception] = {}
         # idle_decode_tokens 0: decode workers never prefill.
-        self._settings = SchedulerSettings(
+        self._settings = usual(
             address="127.0.0.1:0", placement_lease_s=2.0, idle_decode_tokens=0, worker_lease_s=worker_lease_s
         )
         self._limits = {

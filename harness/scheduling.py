@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +23,7 @@ from baton.scheduler.need import Need
 from baton.scheduler.roster import Roster
 from baton.scheduler.types import Booking, Reserved, RouterReport
 from baton.scheduler.worker_session import WorkerSession
-from baton.services.config import PolicySettings
+from baton.services.config import PolicySettings, SchedulerSettings
 from harness.support import PATIENCE, eventually, free_port, listening
 
 LEASE_S = 30.0  # longer than a test
@@ -44,11 +44,16 @@ class Options:
     handoff_min_tokens: int = 0
     idle_decode_tokens: int = 8_192
     prefix_pull_s: float = 0.0
-    rebalance_after_s: float | None = None
     policy: PolicySettings = field(default_factory=PolicySettings)
 
 
 LIMITS = Options()
+
+
+def usual(**changes: Any) -> Options:
+    """Return the product's settings with some changed, constants included."""
+    made = SchedulerSettings()
+    return Options(**{one.name: getattr(made, one.name) for one in fields(Options)} | changes)
 
 
 def capacity(**changes: object) -> pb.Capacity:

@@ -33,6 +33,8 @@ INTERRUPTIBLE = ["env", "--default-signal=INT"]
 # sometimes stalls for seconds. Only failing tests wait to the end.
 PATIENCE = 4
 END_S = 30.0
+# For processes that the harness forks: five heartbeats per second with the usual lease.
+QUICK = {"baton.services.config.workers:HEARTBEATS": 25}
 CALL_S = 30.0 * PATIENCE  # timeout of a request or command that takes a second or two on an idle machine
 
 

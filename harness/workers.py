@@ -20,11 +20,10 @@ from harness import zygote
 from harness.deployment import status_of
 from harness.netns import Host
 from harness.scrape import total
-from harness.support import eventually, free_port
+from harness.support import QUICK, eventually, free_port
 from harness.zygote import Forked, end_all
 
 START_TIMEOUT_S, ALL_START_S = 60.0, 240.0
-QUICK = {"heartbeat_s": 0.2}  # shortens waits
 END_S = 3.0
 LOOPBACK = "127.0.0.1"
 _names = itertools.count()
@@ -121,7 +120,7 @@ class Fleet:
                 "max_num_batched_tokens": 256,
                 "kv_cache_gib": 0.125,
             },
-            "scheduler": {"address": self.scheduler, **QUICK},
+            "scheduler": {"address": self.scheduler},
             "worker": {
                 "listen": f"{address}:{port}",
                 "metrics_port": metrics_port,
@@ -139,7 +138,7 @@ class Fleet:
             kind=role,
             settings=settings,
             unique=False,
-            constants=dict(constants),
+            constants={**QUICK, **constants},
             host=host.pid if host else 0,
         )
         metrics = f"http://{address}:{metrics_port}/metrics"
@@ -206,10 +205,11 @@ def fleet(
     """
     address = f"{host.address if host else LOOPBACK}:{free_port()}"
     settings = {
-        "scheduler": {**QUICK, **scheduler_settings, "address": address},
+        "scheduler": {**scheduler_settings, "address": address},
         "security": {"insecure": host is not None},
     }
     arguments: dict[str, Any] = {"kind": "scheduler", "settings": settings, "host": host.pid if host else 0}
+    arguments["constants"] = QUICK
     scheduler = zygote.shared().start("scheduler", "harness.forked:run", log_dir, **arguments)
     one = Fleet(address, model, log_dir)
     try:

@@ -130,7 +130,7 @@ def decode_bound(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> s
     reserved, capacity = worker.reserved, worker.capacity
     most = max_requests(capacity, limits, need.room)
     if reserved.requests >= most:
-        return f"{reserved.requests} of {most} requests: engine.max_num_seqs, scheduler.max_queue_factor"
+        return f"{reserved.requests} of {most} requests: engine.max_num_seqs"
     blocks = f"{reserved.blocks} of {max_blocks(need, capacity)} KV blocks"
     return f"{blocks}, {blocks_for(need, capacity)} more are needed: engine.kv_cache_gib"
 

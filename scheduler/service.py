@@ -18,7 +18,7 @@ from baton.metrics import MetricsServer, dialled
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import aio_server, host_id, listen
-from baton.scheduler.autoscaler import Autoscaler
+from baton.scheduler.autoscaler import BALANCE_AFTER_S, Autoscaler
 from baton.scheduler.errors import ListenFailed
 from baton.scheduler.knowledge import Knowledge
 from baton.scheduler.members import members, targets
@@ -44,11 +44,12 @@ class SchedulerServer:
     def __init__(
         self, options: SchedulerOptions, *, store_password: str = "", goals: Goals | None = None
     ) -> None:
-        """Prepare a server. It autoscales if there are `goals` and their mode is not off."""
+        """Prepare a server. It changes roles or numbers of workers if the mode of `goals` says so."""
         self.metrics = Metrics()
         self.address = options.address  # has the actual port once entered
         self.store = open_store(options.store, options.topic, store_password)
-        autoscales = goals is not None and goals.mode != "off"
+        autoscales = goals is not None and goals.mode in ("advise", "on")
+        balances = goals is not None and goals.mode == "roles"
         mine = self._servicer = SchedulerServicer(options, self.store, self.metrics, autoscales=autoscales)
         self._turns = SharedTurns(self.store, mine.placer.turns)
         self._knowledge = Knowledge(mine.prefixes, self.metrics.prefixes)
@@ -59,10 +60,10 @@ class SchedulerServer:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: grpc.aio.Server | None = None
         self._autoscaler: Autoscaler | None = None
-        if autoscales or options.rebalance_after_s:
+        if autoscales or balances:
             self._autoscaler = Autoscaler(
                 goals if autoscales else None,
-                options.rebalance_after_s,
+                BALANCE_AFTER_S if balances else None,
                 self.store,
                 mine.roster,
                 mine.members,

@@ -14,14 +14,20 @@ class PlacementLimits(Protocol):
     """Limits on a worker's load. The scheduler's settings have them, and so do its snapshots for routers."""
 
     max_queued_prompt_tokens: int
-    max_queue_factor: float
     handoff_min_tokens: int
     idle_decode_tokens: int
-    prefix_pull_s: float
+
+    @property
+    def max_queue_factor(self) -> float: ...
+    @property
+    def prefix_pull_s(self) -> float: ...
+
+
+LIMITS = (*PlacementLimits.__annotations__, "max_queue_factor", "prefix_pull_s")
 
 
 def same_limits(one: PlacementLimits, other: PlacementLimits) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in PlacementLimits.__annotations__)
+    return all(getattr(one, name) == getattr(other, name) for name in LIMITS)
 
 
 class PolicyOptions(Protocol):
@@ -39,11 +45,12 @@ class SchedulerOptions(PlacementLimits, Protocol):
     address: str  # host:port
     store: str  # memory, redis:// or rediss://
     topic: str
-    heartbeat_s: float
     worker_lease_s: float
-    placement_lease_s: float
-    rebalance_after_s: float | None
 
+    @property
+    def heartbeat_s(self) -> float: ...
+    @property
+    def placement_lease_s(self) -> float: ...
     @property
     def policy(self) -> PolicyOptions: ...
 

@@ -10,12 +10,14 @@ import os
 import stat
 
 from baton.home import expanded
+from baton.redis_url import password_file
 from baton.security.exposure import only_from_here
 from baton.services.config import OpsSettings, RouterSettings, SchedulerSettings, SecuritySettings, Settings
 from baton.services.errors import ConfigError
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import BookError
 
+FILE = "file:"  # begins a secret's value that names a file
 ENV_VLLM_KEY = "VLLM_API_KEY"  # also honoured here, so that replacing vLLM with Baton does not open the API
 
 log = logging.getLogger(__name__)
@@ -27,16 +29,14 @@ def api_keys(router: RouterSettings) -> list[str]:
     Raises ConfigError.
     """
     if router.api_key:
-        return [router.api_key.get_secret_value()]
-    if router.api_key_file:
-        return keys_in("router.api_key_file", router.api_key_file)
+        return keys_of("router.api_key", router.api_key.get_secret_value())
     stock = os.environ.get(ENV_VLLM_KEY)
     return [stock] if stock else []
 
 
 def guarded(router: RouterSettings) -> bool:
     stock = os.environ.get(ENV_VLLM_KEY)
-    return bool(router.api_key or router.api_key_file or router.has_tenants or stock)
+    return bool(router.api_key or router.has_tenants or stock)
 
 
 def open_to_all(router: RouterSettings, host: str = "") -> str:
@@ -46,9 +46,15 @@ def open_to_all(router: RouterSettings, host: str = "") -> str:
         return ""
     return (
         f"no key is needed, and {host} can be reached from other machines: anyone who reaches it can use the "
-        "router. Set router.api_key_file or router.keys_file, or put a proxy that checks keys in front "
+        "router. Set router.api_key or router.keys_file, or put a proxy that checks keys in front "
         "(docs/tenants.md)"
     )
+
+
+def keys_of(key: str, value: str) -> list[str]:
+    """Return the key in a setting's value, or those in the file that it names. Raises ConfigError."""
+    path = _path(value)
+    return keys_in(key, path) if path else [value]
 
 
 def keys_in(key: str, path: str) -> list[str]:
@@ -73,35 +79,31 @@ def keys_in(key: str, path: str) -> list[str]:
 
 def store_password(scheduler: SchedulerSettings) -> str:
     """Return the store's password from its file, or "", as it may be in the URL. Raises ConfigError."""
-    return _password("scheduler.store_password_file", scheduler.store_password_file)
+    return _password("scheduler.store", scheduler.store)
 
 
 def keys_store_password(router: RouterSettings) -> str:
     """Return the password of the Redis with keys and limits from its file, or "". Raises ConfigError."""
-    return _password("router.keys_store_password_file", router.keys_store_password_file)
+    return _password("router.keys_store", router.keys_store)
 
 
 def page_key(ops: OpsSettings) -> str:
     """Return the key of the live page, or "". Raises ConfigError."""
-    if ops.key:
-        return ops.key.get_secret_value()
-    if not ops.key_file:
-        return ""
-    keys = keys_in("ops.key_file", ops.key_file)
+    keys = keys_of("ops.key", ops.key.get_secret_value()) if ops.key else [""]
     if len(keys) != 1:
-        raise ConfigError(f"ops.key_file: {ops.key_file!r} must hold one key, on one line")
+        raise ConfigError("ops.key: the file must hold one key, on one line")
     return keys[0]
 
 
 def token(security: SecuritySettings) -> str:
     """Return the token for joining. Raises ConfigError."""
-    if security.token:
-        return security.token.get_secret_value()
-    if not security.token_file:
+    value = security.token.get_secret_value() if security.token else ""
+    if not value:
         raise ConfigError(
-            "security.token_file: to join, a process needs a token from `baton ca token`, in a file"
+            "security.token: to join, a process needs a token from `baton ca token`, as file:PATH"
         )
-    return _read("security.token_file", security.token_file)
+    path = _path(value)
+    return _read("security.token", path) if path else value
 
 
 def check(settings: Settings) -> None:
@@ -122,7 +124,13 @@ def check_book(path: str) -> None:
         raise ConfigError(str(error)) from None
 
 
-def _password(key: str, path: str) -> str:
+def _path(value: str) -> str:
+    """Return PATH of a secret given as file:PATH, or ""."""
+    return value.removeprefix(FILE) if value.startswith(FILE) else ""
+
+
+def _password(key: str, url: str) -> str:
+    path = password_file(url)
     if not path:
         return ""
     lines = _read(key, path).splitlines()

@@ -54,7 +54,7 @@ def check(settings: Settings) -> None:
     listen = {
         "scheduler.address": settings.scheduler.address,
         "worker.listen": settings.worker.listen,
-        "handoff.host": settings.handoff.host,
+        "handoff.listen": settings.handoff.host,
     }
     for key, given in listen.items():
         for address in filter(None, given.split(",")):  # there may be several schedulers

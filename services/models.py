@@ -19,10 +19,7 @@ from baton.services.errors import ConfigError
 
 FLAG = "--of-model"
 # Keys of `router` about requests to one model; the others are about the router's process.
-_ROUTER = (
-    *("chat_template", "flush_ms", "frontend", "max_wait_s", "max_waiting", "replace_wait_s"),
-    "request_timeout_s",
-)
+_ROUTER = ("chat_template", "flush_ms", "frontend", "max_waiting", "request_timeout_s")
 _SECTIONS = ("engine", "scheduler", "worker", "handoff", "autoscale", "slo", "router")
 _NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -89,8 +86,9 @@ def the_one(settings: Settings, name: str, what: str = "this command") -> Settin
 def _model(base: Settings, name: str, entry: ModelSettings, place: int) -> Model:
     given: dict[str, dict[str, Any]] = {section: dict(getattr(entry, section)) for section in _SECTIONS}
     where = f"models.{name}"
-    if "served_model_name" in given["engine"]:
-        raise ConfigError(f"{where}.engine.served_model_name: leave it out, it is the name of the entry")
+    further = given["engine"].get("served_model_name", [])
+    if not isinstance(further, list):
+        raise ConfigError(f"{where}.engine.served_model_name: the entry names the model; list further names")
     for key in given["router"]:
         if key in RouterSettings.model_fields and key not in _ROUTER:
             raise ConfigError(
@@ -98,7 +96,7 @@ def _model(base: Settings, name: str, entry: ModelSettings, place: int) -> Model
                 f"the keys of one model are {', '.join(_ROUTER)}"
             )
     own = base.scheduler
-    given["engine"]["served_model_name"] = name
+    given["engine"]["served_model_name"] = [name, *further]
     given["scheduler"] = {
         "topic": f"{own.topic}.{_word(name)}",
         "address": ",".join(_further(one, place) for one in own.address.split(",")),

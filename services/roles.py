@@ -48,7 +48,7 @@ def encoder_settings(settings: Settings) -> Settings:
     """Return the settings of an encode worker."""
     own = settings.model_copy(deep=True)
     own.engine = encoder_engine(own.engine)
-    own.worker.gang, own.worker.gang_rank = "", 0
+    own.worker.gang = ""
     return own
 
 
@@ -81,7 +81,9 @@ def check(one: Role, settings: Settings) -> None:
             f"{nodes - 1}"
         )
     if not (one.generates or engine.images):
-        raise ConfigError("engine.images is false, so nothing is to be encoded: leave out encode workers")
+        raise ConfigError(
+            "engine.extra.language_model_only: there is nothing to encode; leave out encode workers"
+        )
     if one.needs_handoffs and settings.handoff.enabled is False:
         raise ConfigError(
             f"handoff.enabled is false, but a {one.name} worker needs handoffs: leave the key out, or start "

@@ -62,6 +62,9 @@ class SpeculativeSettings(BaseModel):
     """Tensor-parallel ranks of the draft model."""
     rejection_sample_method: Literal["standard", "block"] = "standard"
     """Verification of drafts at temperature > 0."""
+    acceptance_reference: float | None = Field(None, gt=0, le=1)
+    """Expected acceptance rate of the first drafted token; learned if unset. A rate well below it raises an
+    alarm (docs/observability.md)."""
     verifier: Literal["vllm", "baton"] = "vllm"
     """Kernels that verify drafts. On a CPU, rejection_sample_method block needs baton's."""
     parameters: dict[str, Any] = Field(default_factory=dict)

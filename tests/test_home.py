@@ -37,7 +37,7 @@ def test_no_setting_with_a_path_ends_in_a_traceback(unknown):
         identities._issued(settings.security, identities.Name("baton", identities.Role.OPERATOR))
     with pytest.raises(NoHome, match=r"engine\.model"):
         check_model(settings.engine)
-    with pytest.raises(NoHome, match=r"router\.api_key_file"):
-        keys_in("router.api_key_file", "~/keys")
+    with pytest.raises(NoHome, match=r"router\.api_key"):
+        keys_in("router.api_key", "~/keys")
     (model,) = local._model(settings)
     assert "engine.model: '~/model' needs a home folder" in model.what

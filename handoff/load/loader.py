@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.handoff.channels import HandoffClient
-from baton.handoff.config import EARLY_PULL_S
+from baton.handoff.config import EARLY_PULL_S, PULLED_TOKENS_PER_S
 from baton.handoff.errors import HandoffError, PullCancelled, TransportFailed
 from baton.handoff.forms import Share
 from baton.handoff.load.pull import LoadJob, Progress, Pulls
@@ -239,12 +239,16 @@ class Loader:
             if load.state is State.PULLING:
                 load.progress.whole_s = whole_s
                 cancellation = load.progress.cancellation
-                cancellation.deadline = min(cancellation.deadline, whole_s + self._pull_timeout_s)
+                cancellation.deadline = min(cancellation.deadline, whole_s + self._limit_s(load.job))
             elif load.state is State.QUEUED and self._early.leave(load):
                 load.state = State.RESERVED  # move from the early queue to the ordinary one below
         if load.state is State.RESERVED and (load.whole_s or not load.failed):
             load.manifest, load.state = manifest, State.QUEUED
             (self._turns if load.whole_s else self._early).add(load)
+
+    def _limit_s(self, job: LoadJob) -> float:
+        """Return the time limit for pulling a complete prompt; a slower pull is worse than computing it."""
+        return self._pull_timeout_s + job.tokens / PULLED_TOKENS_PER_S
 
     def _report(self, load: _Load, problem: Problem | None) -> None:
         del self._loads[load.job.key]
@@ -267,7 +271,7 @@ class Loader:
                 progress.cancellation.set()
             progress.heard_s, progress.whole_s = now, load.whole_s
             progress.wait = now - load.whole_s if load.whole_s else 0.0
-            progress.cancellation.deadline = now + (self._pull_timeout_s if load.whole_s else EARLY_PULL_S)
+            progress.cancellation.deadline = now + (self._limit_s(job) if load.whole_s else EARLY_PULL_S)
         if described is None:
             raise AssertionError(f"load {job.key} was queued without a manifest")
         problem, shares = self._pull(load, progress, described)

@@ -68,13 +68,13 @@ class HandoffService(HandoffServicer):
         self._server = rpc.server(pool, _MAX_CALLS)
         add_HandoffServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         host, wanted = addresses.split(listen)
-        rpc.check_exposure("handoff.host", host)
+        rpc.check_exposure("handoff.listen", host)
         answer, records_port = Answers(staging, rank, chunk_bytes).answer, ports.for_records(wanted)
         try:
             self._door = Door(host, records_port, answer, sealed=rpc.certificate() is not None)
         except (OSError, OverflowError):
             raise _cannot_listen(addresses.join(host, records_port)) from None
-        port = rpc.listen(self._server, "handoff.host", listen)
+        port = rpc.listen(self._server, "handoff.listen", listen)
         if not port:
             self._door.close(0)
             raise _cannot_listen(listen)
@@ -253,6 +253,6 @@ def _fail(context: Context, error: HandoffError) -> NoReturn:
 
 def _cannot_listen(listen: str) -> HandoffError:
     return HandoffError(
-        f"cannot serve KV on {listen}: the port is taken or the host is not this machine's; set handoff.host"
-        " to an address of this machine, and handoff.port to a free port before another free one, or to 0"
+        f"cannot serve KV on {listen}: the port is taken or the host is not this machine's; set "
+        "handoff.listen to an address of this machine, with a free port before another free one, or with 0"
     )

@@ -58,7 +58,7 @@ class Shelf:
         self._hash = compatibility_hash
         self._transports = transports.create(config.transports)
         segments.remove_stale()
-        size = sizing.embeddings_bytes(config.embeddings_mib)
+        size = sizing.embeddings_bytes()
         logger.info("%d MiB of shared memory for embeddings of images", size // MIB)
         register = functools.partial(transports.register, self._transports)
         self._staging = Staging(
@@ -189,7 +189,7 @@ class Shelf:
                             break
         raise StagingFull(
             f"no room for the embeddings of image {identifier}: {records * RECORD_BYTES} bytes are needed, of"
-            f" {self._staging.capacity_bytes}; raise handoff.embeddings_mib or add encode workers"
+            f" {self._staging.capacity_bytes}; add encode workers"
         )
 
     def _drop_one(self) -> bool:

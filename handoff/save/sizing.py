@@ -35,9 +35,9 @@ def staging_size(record_bytes: int, cache_blocks: int, prompt_blocks: int, free_
     )
 
 
-def embeddings_bytes(mib: int | None) -> int:
+def embeddings_bytes() -> int:
     """Return how many bytes of embeddings a worker keeps; pages are taken as they are needed."""
-    return mib << 20 if mib is not None else min(EMBEDDINGS_BYTES, free_bytes() // FREE_SHARE)
+    return min(EMBEDDINGS_BYTES, free_bytes() // FREE_SHARE)
 
 
 def free_bytes() -> int:

@@ -288,9 +288,7 @@ def _connected(pull: Pull, host: str, port: int) -> socket.socket:
             return connection
         connection.close()
         last = why
-    raise TransportFailed(
-        f"{problem}: {last}; is it open between the workers (handoff.port and the next one)?"
-    )
+    raise TransportFailed(f"{problem}: {last}; is it open between the workers (those of handoff.listen)?")
 
 
 def _wait(

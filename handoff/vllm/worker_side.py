@@ -28,7 +28,7 @@ from baton.addresses import join
 from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.compatibility import compatibility_hash, in_words
-from baton.handoff.config import MIB, HandoffConfig
+from baton.handoff.config import MIB, PULL_S, HandoffConfig
 from baton.handoff.forms import Division
 from baton.handoff.groups import CacheGroup, num_records
 from baton.handoff.load.loader import Loader
@@ -163,7 +163,7 @@ class WorkerSide:
             puller,
             self._transports,
             self._client,
-            pull_timeout_s=config.pull_timeout_s,
+            pull_timeout_s=PULL_S,
             chunk_bytes=max(config.chunk_bytes, cache.load_bytes),
         )
 

@@ -136,7 +136,7 @@ class Site:
         for number, kind in enumerate(kinds):
             place = f"{kind}-{kinds[:number].count(kind)}"
             for rank in range(shape.gang):
-                gang = {"gang": place, "gang_rank": rank} if shape.gang > 1 else {}
+                gang = {"gang": f"{place}/{rank}"} if shape.gang > 1 else {}
                 own = {"worker": {"cpu": next(shares).cpu, **gang}}
                 name = f"{place}.r{rank}" if gang else place
                 part = Part(name, kind, common | own, self, Proxy() if shape.proxied else None)
@@ -177,9 +177,6 @@ class Site:
                 "address": self.scheduler_address,
                 "store": self.redis.url if self.redis else "memory",
                 "worker_lease_s": shape.lease_s,
-                "heartbeat_s": shape.lease_s / 6,
-                "placement_lease_s": shape.hold_lease_s,
-                "max_queue_factor": shape.queue_factor,
             },
             "handoff": {"staging_mib": shape.staging_mib},
         }

@@ -88,7 +88,7 @@ class SupervisedSite(Site):
         fleet = {"prefill": shape.prefill, "decode": shape.decode, "mixed": shape.mixed}
         line = ["up", *(word for kind, count in fleet.items() for word in (f"--{kind}", f"{count}"))]
         line += ["--log-dir", str(self.folder / "logs"), "--config", str(config)]
-        self._up = zygote.shared().baton("up", line, self.folder)
+        self._up = zygote.shared().baton("up", line, self.folder, constants=self.shape.constants)
         up = self._up
         await self.until(lambda: "Ready." in up.text, START_S, "baton up is ready")
         names = {name: name for name in ("scheduler", "watcher", "router")}

@@ -36,7 +36,7 @@ class Shape:
     proxied: bool = False  # put a proxy that can delay and drop bytes in front of each worker
     speculation: dict[str, Any] | None = None
     lease_s: float = 3.0
-    hold_lease_s: float = 6.0  # saved KV is held twice as long
+    hold_lease_s: float = 6.0  # lease of placements; saved KV is held twice as long
     staging_mib: int = 128
     slots: int = ENGINE["max_num_seqs"]  # per engine
     queue_factor: float = SchedulerSettings().max_queue_factor
@@ -52,6 +52,15 @@ class Shape:
         mixed = f"+{self.mixed}M" if self.mixed else ""
         gangs = f" (gangs of {self.gang})" if self.gang > 1 else ""
         return f"{encode}{self.prefill}P{self.decode}D{mixed}{gangs}"
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """Constants of the product, for zygote.prepare."""
+        module = SchedulerSettings.__module__
+        return {
+            f"{module}:PLACEMENT_LEASE": self.hold_lease_s / self.lease_s,
+            f"{module}:MAX_QUEUE_FACTOR": self.queue_factor,
+        }
 
     @property
     def lease_limit_s(self) -> float:
@@ -108,7 +117,8 @@ class Part:
                 own["advertise"] = f"127.0.0.1:{self.proxy.port}"
             settings = {**settings, "worker": settings["worker"] | own}
         path = str(poison.FOLDER) if self.site.shape.poison else ""
-        what = {"kind": self.kind, "settings": settings, "path": path}
+        shape = self.site.shape.constants
+        what = {"kind": self.kind, "settings": settings, "path": path, "constants": shape}
         self.pid = zygote.shared().start(self.name, "harness.forked:run", self.site.folder, **what).pid
         self.site.pids.add(self.pid)
         self.wanted, self.killed, self.started_at = True, False, time.monotonic()

@@ -31,9 +31,9 @@ def batch(
     url: Annotated[
         str, typer.Option(help="A running deployment to use; without it one is started.", metavar="URL")
     ] = "",
-    api_key: Annotated[str, typer.Option(help="API key for --url. [default: the configured one]")] = "",
-    api_key_file: Annotated[
-        str, typer.Option(help="File with the API key in its first line.", metavar="FILE")
+    api_key: Annotated[
+        str,
+        typer.Option(help="API key for --url, or file:PATH. [default: the configured one]", metavar="KEY"),
     ] = "",
     prefill: Annotated[int, typer.Option(help="Number of prefill workers.", min=0)] = 0,
     decode: Annotated[int, typer.Option(help="Number of decode workers.", min=0)] = 0,
@@ -68,7 +68,7 @@ def batch(
             endpoint = Endpoint(
                 url.rstrip("/").removesuffix("/v1"),
                 settings.router.request_timeout_s,
-                _key(api_key, api_key_file, settings),
+                _key(api_key, settings),
             )
             source = offline.running_deployment(endpoint, concurrency or offline.URL_CONCURRENCY)
         else:
@@ -90,9 +90,6 @@ def _check_url(url: str, *, alone: bool) -> None:
         raise ConfigError(f"--url {url}: give it as http://HOST:PORT")
 
 
-def _key(given: str, file: str, settings: Settings) -> str:
-    if given and file:
-        raise ConfigError("--api-key and --api-key-file exclude each other: leave one out")
-    if file:
-        return credentials.keys_in("--api-key-file", file)[0]
-    return given or next(iter(credentials.api_keys(settings.router)), "")
+def _key(given: str, settings: Settings) -> str:
+    keys = credentials.keys_of("--api-key", given) if given else credentials.api_keys(settings.router)
+    return next(iter(keys), "")

@@ -19,7 +19,7 @@ from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import ApiKey, Book, Limits, Tenant, checked, digest, new_secret
 from baton.services.tenants.redis_book import RedisBook
 
-PLACE = ("router.keys_file", "router.keys_store", "router.keys_store_password_file", "scheduler.topic")
+PLACE = ("router.keys_file", "router.keys_store", "scheduler.topic")
 
 keys = typer.Typer(
     name="key",

@@ -79,4 +79,4 @@ def _place(role: str, number: int, settings: Settings) -> str:
     """Return a place's name, which is unique; all machines of a gang use the one of `baton up`."""
     if settings.engine.nodes == 1:
         return f"{role}-{os.uname().nodename}-{number}"
-    return "-".join(filter(None, (role, settings.worker.gang, str(number))))
+    return "-".join(filter(None, (role, settings.worker.gang_name, str(number))))

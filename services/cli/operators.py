@@ -7,7 +7,7 @@ from baton.services.models import models_of
 
 OPERATORS = (
     *("scheduler.address", "scheduler.topic"),
-    *(f"security.{key}" for key in ("tls", "ca", "join", "token", "token_file", "folder")),
+    *(f"security.{key}" for key in ("tls", "ca", "join", "token", "folder")),
 )
 
 

@@ -12,8 +12,7 @@ from baton.services.config import Settings
 from baton.services.simulate.traces import KINDS
 
 WORKERS = (2, 4_096)
-# The scheduler's PlacementLimits.
-LIMITS = ("max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "idle_decode_tokens")
+LIMITS = ("max_queued_prompt_tokens", "handoff_min_tokens", "idle_decode_tokens")
 
 
 @with_settings("scheduler.policy", *(f"scheduler.{name}" for name in LIMITS), of=Of.ONE)

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from baton import addresses
+from baton.redis_url import has_password, password_file
 
 OFF = ("none", "null", "")  # texts that turn an optional section off
 REVEAL = {"secrets": True}  # pydantic context for a dump with secrets, for another process of Baton
@@ -28,10 +29,8 @@ SECRET = {
     ("router", "keys_store"),
     ("scheduler", "store"),
     ("engine", "extra"),
-    ("fleet", "prefill_engine"),
-    ("fleet", "decode_engine"),
+    ("fleet", "engines"),
     ("security", "token"),
-    ("tracing", "headers"),
     ("ops", "key"),
 }
 
@@ -74,6 +73,13 @@ class Section(BaseModel):
             raise ValueError(f"{one} and {other} exclude each other: leave one out")
 
 
+def one_password(url: str) -> str:
+    """Return the URL. Raises ValueError if it has a password and names a file with one."""
+    if has_password(url) and password_file(url):
+        raise ValueError("a password and a password_file exclude each other: leave one out")
+    return url
+
+
 def _address(value: str) -> str:
     for one in value.split(",") if value else []:
         try:
@@ -107,6 +113,18 @@ def _gpu(value: Any) -> Any:
     return value
 
 
+def _range(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):  # a fixed number in YAML
+        value = str(value)
+    found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", value) if isinstance(value, str) else None
+    if not found:
+        raise ValueError("give a minimum and a maximum, such as 1-4")
+    least, most = int(found[1]), int(found[2] or found[1])
+    if least > most:
+        raise ValueError(f"the minimum ({least}) is above the maximum ({most})")
+    return f"{least}-{most}"
+
+
 def _masked(secret: SecretStr, info: SerializationInfo) -> str:
     return secret.get_secret_value() if info.context == REVEAL else str(secret)
 
@@ -114,6 +132,7 @@ def _masked(secret: SecretStr, info: SerializationInfo) -> str:
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+Range = Annotated[str, BeforeValidator(_range)]  # MIN-MAX
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Address = Annotated[str, AfterValidator(_address)]  # host:port, or several separated by commas
 TransportName = Annotated[str, AfterValidator(_transport)]  # Baton's or an installed package's

@@ -8,8 +8,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from baton import addresses
-from baton.redis_url import KINDS, has_password, is_redis
-from baton.services.config.fields import Address, Count, Port, Positive, Seconds, Secret, Section
+from baton.redis_url import KINDS, is_redis
+from baton.services.config.fields import (
+    Address,
+    Count,
+    Port,
+    Seconds,
+    Secret,
+    Section,
+    one_password,
+)
+
+WAIT_SHARE, REPLACE_SHARE = 0.5, 0.1  # fractions of request_timeout_s
 
 
 class MediaSettings(Section):
@@ -43,42 +53,30 @@ class RouterSettings(Section):
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes that share the port, each on a core of its own; they also share limits (docs/limits.md)."""
     api_key: Secret | None = None
-    """Key that clients must send as a bearer token (docs/limits.md)."""
-    api_key_file: str = ""
-    """File with several keys, one per line, instead of api_key."""
+    """Key that clients must send as a bearer token, or file:PATH of a file with several, one per line
+    (docs/limits.md)."""
     keys_file: str = ""
     """YAML file of keys with tenants and limits, instead of api_key (docs/tenants.md). Changes take effect
     without a restart."""
     keys_store: str = Field("", repr=False)
     """A Redis, as in scheduler.store, for limits across routers and, without keys_file, for the keys."""
-    keys_store_password_file: str = ""
-    """File with the password of keys_store, instead of a password in its URL."""
     metrics_port: Port = 0
     """Port of /metrics, without a key, on router.host; 0 takes a free one on loopback. Several processes take
     consecutive ports."""
     request_timeout_s: Seconds = 600.0
-    """Time limit for a request. Clients may set a shorter one in `X-Request-Timeout` (seconds)."""
+    """Time limit for a request. Clients may set a shorter one in `X-Request-Timeout` (seconds). A request
+    waits for half of it at most for room on the workers, and after a failure for a tenth for another one;
+    then it gets 503."""
     max_waiting: Count = 2048
     """Maximum number of requests that wait for room on the workers; further ones get 503. 0: no request
     waits."""
-    max_wait_s: Seconds = 300.0
-    """Longest wait for room on the workers; then the request gets 503."""
     drain_timeout_s: Seconds = 10.0
     """Time limit for running requests after SIGTERM."""
-    replace_wait_s: Seconds = 60.0
-    """Longest wait for another worker after a failure."""
-    journal_mib: Positive = 256
-    """Memory for the state from which requests can continue on another worker, without images; beyond it
-    requests get 503."""
     max_body_mib: Annotated[int, Field(ge=1, le=1024)] = 8
     """Largest request body, in MiB; a larger one gets 413."""
     media: MediaSettings = Field(default_factory=MediaSettings)
     """Images: maximum number and pixels per request, and hosts from which they are fetched by URL
     (docs/images.md, docs/security.md)."""
-    max_connections: Positive = 4096
-    """Maximum number of client connections; requests on further ones get 503."""
-    keep_alive_s: Seconds = 120.0
-    """Idle connections are closed after this long; proxies should close theirs sooner (docs/proxies.md)."""
     chat_template: str = ""
     """Chat template, as a file or text; the model's own by default (docs/frontend.md)."""
     frontend: dict[str, Any] = Field(default_factory=dict)
@@ -87,6 +85,16 @@ class RouterSettings(Section):
     """Tokens of a stream are sent together at this interval, except the first and last, to save CPU."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Log level of the HTTP server; info logs every request (docs/observability.md)."""
+
+    @property
+    def max_wait_s(self) -> float:
+        """Longest wait for room on the workers."""
+        return self.request_timeout_s * WAIT_SHARE
+
+    @property
+    def replace_wait_s(self) -> float:
+        """Longest wait for another worker after a failure."""
+        return self.request_timeout_s * REPLACE_SHARE
 
     @property
     def has_tenants(self) -> bool:
@@ -103,22 +111,14 @@ class RouterSettings(Section):
     def _is_redis(cls, value: str) -> str:
         if value and not is_redis(value):
             raise ValueError(f"use {KINDS}")
-        return value
+        return one_password(value)
 
     @model_validator(mode="after")
     def _fits_together(self) -> RouterSettings:
-        for field in ("max_connections", "journal_mib"):
-            if getattr(self, field) < self.processes:
-                raise ValueError(f"{field} is divided among the processes: it must be at least their number")
         if self.metrics_port + self.processes > 1 << 16:
             raise ValueError("metrics_port is the first of one port per process: choose a lower one")
-        self.refuse_both("api_key", "api_key_file")
-        if (self.api_key or self.api_key_file) and self.has_tenants:
-            raise ValueError("keys_file and keys_store replace api_key and api_key_file: leave those out")
-        if self.keys_store_password_file and has_password(self.keys_store):
-            raise ValueError(
-                "a password in keys_store and a keys_store_password_file exclude each other: leave one out"
-            )
+        if self.api_key and self.has_tenants:
+            raise ValueError("keys_file and keys_store replace api_key: leave it out")
         return self
 
 
@@ -133,9 +133,7 @@ class SecuritySettings(Section):
     join: Address = ""
     """host:port of `baton ca serve`, where processes on other machines get certificates."""
     token: Secret | None = None
-    """Token for security.join (`baton ca token`)."""
-    token_file: str = ""
-    """File with the token, instead of token."""
+    """Token for security.join (`baton ca token`), or file:PATH."""
     topic: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
     """Name of the deployment in its certificates; scheduler.topic if unset."""
     folder: str = ""
@@ -149,14 +147,12 @@ class SecuritySettings(Section):
 
     @model_validator(mode="after")
     def _is_on_where_it_is_meant(self) -> SecuritySettings:
-        given = [key for key in ("join", "token", "token_file", "folder") if getattr(self, key)]
+        given = [key for key in ("join", "token", "folder") if getattr(self, key)]
         if given and not self.tls:
             raise ValueError(f"{' and '.join(given)} without tls: turn security.tls on, or leave them out")
         self.refuse_both("tls", "insecure")
-        tokens = [key for key in ("token", "token_file") if getattr(self, key)]
-        if tokens and not self.join:
-            raise ValueError(f"{tokens[0]} without join: give the address of `baton ca serve`")
-        self.refuse_both("token", "token_file")
+        if self.token and not self.join:
+            raise ValueError("token without join: give the address of `baton ca serve`")
         return self
 
 
@@ -167,14 +163,7 @@ class OpsSettings(Section):
     """host:port of the live page, /ops; empty turns it off. If unset, `baton up` serves it on loopback, next
     to router.port, and other routers do not."""
     key: Secret | None = None
-    """Key that the page asks for; required if it is reachable from other machines."""
-    key_file: str = ""
-    """File with the key, instead of key."""
-
-    @model_validator(mode="after")
-    def _one_key(self) -> OpsSettings:
-        self.refuse_both("key", "key_file")
-        return self
+    """Key that the page asks for, or file:PATH; required if it is reachable from other machines."""
 
 
 class TracingSettings(Section):
@@ -182,9 +171,7 @@ class TracingSettings(Section):
 
     endpoint: str = ""
     """Collector: http://host:4317 for OTLP over gRPC, http://host:4318/v1/traces (any path) for OTLP over
-    HTTP; https:// for TLS. If unset there are no traces."""
-    headers: dict[str, str] = Field(default_factory=dict, repr=False)
-    """Headers of exports, e.g. with an API key."""
+    HTTP; https:// for TLS. If unset there are no traces. Its API key goes into OTEL_EXPORTER_OTLP_HEADERS."""
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of traces to keep. Failed and retried requests, those that clients sample, and those whose first
     token takes longer than twice slo.ttft_ms are always traced."""
@@ -196,5 +183,5 @@ class TracingSettings(Section):
         if value and not found:
             raise ValueError("use http://host:4317 (gRPC), http://host:4318/v1/traces (HTTP), or https://")
         if found and ("@" in found[1] or found[2]):
-            raise ValueError("the URL is logged: put credentials into tracing.headers")
+            raise ValueError("the URL is logged: put credentials into OTEL_EXPORTER_OTLP_HEADERS")
         return value

@@ -23,22 +23,59 @@ from baton.services.config.workers import (
 
 # Keys of earlier versions, and what replaces them.
 GONE = {
-    "autoscale.flip_after_s": "it follows from down_after_s",
-    "autoscale.interval_s": "it follows from down_after_s",
+    "autoscale.down_after_s": "it is 120",
+    "autoscale.flip_after_s": "it is 5",
+    "autoscale.interval_s": "it is 2",
+    "autoscale.max_decode": "set autoscale.decode to MIN-MAX",
+    "autoscale.max_encode": "set autoscale.encode to MIN-MAX",
+    "autoscale.max_prefill": "set autoscale.prefill to MIN-MAX",
+    "autoscale.min_decode": "set autoscale.decode to MIN-MAX",
+    "autoscale.min_encode": "set autoscale.encode to MIN-MAX",
+    "autoscale.min_prefill": "set autoscale.prefill to MIN-MAX",
     "engine.block_size": "set engine.extra.block_size",
+    "engine.images": "set engine.extra.language_model_only to true",
     "engine.lora.max_lora_rank": "it follows from the adapters",
+    "engine.served_model_aliases": "set engine.served_model_name to a list of names",
     "engine.seed": "set engine.extra.seed",
+    "fleet.decode_engine": "set fleet.engines to {decode: ...}",
+    "fleet.prefill_engine": "set fleet.engines to {prefill: ...}",
     "handoff.chunk_mib": "it is 4",
-    "handoff.lease_s": "it is twice scheduler.placement_lease_s",
+    "handoff.embeddings_mib": "it is 4096, or a quarter of the free /dev/shm if that is less",
+    "handoff.host": "set handoff.listen to HOST:PORT",
+    "handoff.lease_s": "it is six times scheduler.worker_lease_s",
+    "handoff.port": "set handoff.listen to HOST:PORT",
+    "handoff.pull_timeout_s": "it is 20, and 1 more per 4,000 tokens of the prompt",
+    **dict.fromkeys(
+        (f"models.NAME.{role}" for role in ("prefill", "decode", "mixed", "encode")),
+        "set models.NAME.workers, as {prefill: 1, decode: 1}",
+    ),
+    "ops.key_file": "set ops.key to file:PATH",
+    "router.api_key_file": "set router.api_key to file:PATH",
     "router.enable_force_include_usage": "set router.frontend.enable_force_include_usage",
     "router.enable_prompt_tokens_details": "set router.frontend.enable_prompt_tokens_details",
+    "router.journal_mib": "it is a 64th of the machine's memory, and at least 256",
+    "router.keep_alive_s": "it is 620",
+    "router.keys_store_password_file": "append ?password_file=PATH to router.keys_store",
     "router.max_attempts": "it is 4",
+    "router.max_connections": "it is 4096 for each of router.processes",
     "router.max_sequences": "it is 256",
+    "router.max_wait_s": "it is half of router.request_timeout_s",
     "router.metrics_open": "read the metrics from router.metrics_port, which needs no key",
+    "router.replace_wait_s": "it is a tenth of router.request_timeout_s",
     "router.slow_client_s": "it is 30",
+    "scheduler.heartbeat_s": "it is a fifth of scheduler.worker_lease_s",
+    "scheduler.max_queue_factor": "it is 1.25",
+    "scheduler.placement_lease_s": "it is three times scheduler.worker_lease_s",
     "scheduler.prefix_blocks": "it is 64 million",
+    "scheduler.prefix_pull_s": "it is 0.05",
+    "scheduler.rebalance_after_s": "set autoscale.mode to roles",
+    "scheduler.store_password_file": "append ?password_file=PATH to scheduler.store",
+    "security.token_file": "set security.token to file:PATH",
+    "tracing.headers": "set the variable OTEL_EXPORTER_OTLP_HEADERS",
     "tracing.slow_ms": "it is twice slo.ttft_ms",
+    "worker.acceptance_reference": "set engine.speculative_config.acceptance_reference",
     "worker.engine_stall_s": "it is 300",
+    "worker.gang_rank": "set worker.gang to NAME/RANK",
     "worker.scheduler_wait_s": "it is 60",
 }
 
@@ -46,14 +83,9 @@ GONE = {
 class ModelSettings(Section):
     """One of several models behind one router: its workers, and settings that differ from the top level."""
 
-    prefill: Count | None = None
-    """Prefill workers of `baton up`; 1 if unset, or 0 with mixed ones."""
-    decode: Count | None = None
-    """Decode workers of `baton up`; 1 if unset, or 0 with mixed ones."""
-    mixed: Count = 0
-    """Mixed workers of `baton up`."""
-    encode: Count = 0
-    """Encode workers of `baton up` (docs/images.md)."""
+    workers: dict[Literal["prefill", "decode", "mixed", "encode"], Count] = Field(default_factory=dict)
+    """Workers of `baton up` by role: prefill, decode, mixed and encode (docs/images.md). If unset, there are
+    one prefill and one decode worker, or none with mixed ones."""
     engine: dict[str, Any] = Field(default_factory=dict, repr=False)
     scheduler: dict[str, Any] = Field(default_factory=dict, repr=False)
     """By default, topic is the top level's, a dot and the model's name; ports are the top level's, plus 1 for
@@ -63,7 +95,7 @@ class ModelSettings(Section):
     autoscale: dict[str, Any] = Field(default_factory=dict)
     slo: dict[str, Any] = Field(default_factory=dict)
     router: dict[str, Any] = Field(default_factory=dict)
-    """Only chat_template, flush_ms, frontend, max_wait_s, max_waiting, replace_wait_s, request_timeout_s."""
+    """Only chat_template, flush_ms, frontend, max_waiting, request_timeout_s."""
 
 
 class Settings(BaseModel):
@@ -135,6 +167,7 @@ def suggest(word: str, allowed: list[str]) -> str:
 def unknown(path: Sequence[str], tree: type[Settings] = Settings) -> str:
     """Return an error for an unknown key, or for one of an earlier version."""
     name = ".".join(path)
-    if name in GONE:
-        return f"{name} is no longer set: {GONE[name]}"
+    known = ".".join(("models.NAME", *path[2:])) if path[0] == "models" else name
+    if known in GONE:
+        return f"{name} is no longer set: {GONE[known]}"
     return f"unknown key {name!r}{suggest(path[-1], keys(*path[:-1], tree=tree))}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from baton import addresses
-from baton.redis_url import KINDS, has_password, is_redis
+from baton.redis_url import KINDS, is_redis
 from baton.services.config.fields import (
     OFF,
     Address,
@@ -16,14 +16,20 @@ from baton.services.config.fields import (
     GpuName,
     Port,
     Positive,
+    Range,
     Seconds,
     Section,
     TransportName,
+    one_password,
 )
 from baton.services.errors import ConfigError
 from baton.services.lora import LoraSettings
 from baton.services.speculation import SpeculativeSettings
 
+HEARTBEATS = 5  # per worker_lease_s
+PLACEMENT_LEASE = 3  # in worker leases
+MAX_QUEUE_FACTOR = 1.25
+PREFIX_PULL_S = 0.05
 Milliseconds = Annotated[float, Field(gt=0)]
 
 
@@ -32,10 +38,9 @@ class EngineSettings(Section):
 
     model: str = ""
     """Model: a folder in Hugging Face's layout, or a name on its hub."""
-    served_model_name: str = ""
-    """Model name in the API; by default the name or folder of the model."""
-    served_model_aliases: list[str] = Field(default_factory=list)
-    """Further names that requests may use for the model."""
+    served_model_name: list[str] = Field(default_factory=list)
+    """Model name in the API, and further names that requests may use, with commas; by default the name or
+    folder of the model."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of weights and KV cache; the model's own by default."""
     max_model_len: Annotated[int, Field(ge=16)] | None = None
@@ -61,8 +66,6 @@ class EngineSettings(Section):
     """Each rank of a worker or gang has its own experts, instead of a part of every expert."""
     enable_prefix_caching: bool = True
     """Reuse the KV of prompts with the same beginning."""
-    images: bool = True
-    """Serve images, if the model takes them. If false, its vision tower is not loaded."""
     tool_call_parser: str | None = None
     """vLLM's parser of tool calls, e.g. hermes."""
     reasoning_parser: str = ""
@@ -74,6 +77,11 @@ class EngineSettings(Section):
     """LoRA adapters (docs/adapters.md). The flag replaces the whole value; 'none' turns them off."""
     extra: dict[str, Any] = Field(default_factory=dict, repr=False)  # may hold a Hugging Face token
     """Other engine arguments, by vLLM's names (AsyncEngineArgs)."""
+
+    @property
+    def images(self) -> bool:
+        """Whether images are served, if the model takes them. If not, its vision tower is not loaded."""
+        return not self.extra.get("language_model_only")
 
     @property
     def ranks(self) -> int:
@@ -106,6 +114,11 @@ class EngineSettings(Section):
         fewer, more = sorted((self.data_parallel_size, self.nodes))
         return more % fewer == 0 and self.ranks % self.spread == 0
 
+    @field_validator("served_model_name", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) and value else value or []
+
     @field_validator("speculative_config", "lora", mode="before")
     @classmethod
     def _off_or_plain(cls, value: Any) -> Any:
@@ -131,58 +144,55 @@ class SchedulerSettings(Section):
     address: Annotated[Address, Field(min_length=1)] = "127.0.0.1:7400"
     """host:port to listen on. Workers and routers may name several schedulers, with commas."""
     store: str = Field("memory", repr=False)
-    """memory, or a Redis as redis://[:password@]host:port/db; for Sentinel, Redis Cluster and TLS see
-    docs/clusters.md."""
-    store_password_file: str = ""
-    """File with the store's password, instead of a password in its URL."""
+    """memory, or a Redis as redis://[:password@]host:port/db, or with ?password_file=PATH at the end instead
+    of the password; for Sentinel, Redis Cluster and TLS see docs/clusters.md."""
     topic: str = Field("baton", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """Name of the deployment in a shared store."""
-    heartbeat_s: Seconds = 1.0
-    """Interval of the workers' heartbeats."""
     worker_lease_s: Seconds = 5.0
-    """A worker is considered dead after this long without a heartbeat."""
-    placement_lease_s: Seconds = 15.0
-    """A placement is released if its router does not renew it for this long. Saved KV that is not pulled is
-    released after twice as long."""
+    """A worker is considered dead after this long without a heartbeat; it sends five in that time. A
+    placement is released if its router does not renew it for three times as long, and saved KV that is not
+    pulled for six times."""
     max_queued_prompt_tokens: Positive = 32_768
     """Maximum number of prompt tokens queued on one prefill worker; further requests wait in the router."""
-    max_queue_factor: Annotated[float, Field(ge=1)] = 1.25
-    """Maximum number of requests placed on one decode worker, as a multiple of its max_num_seqs; further
-    requests wait in the router. With more than 1, some requests are prefilled while they wait for a slot."""
     handoff_min_tokens: Count = 0
     """Shorter prompts are prefilled on the decode worker, without a handoff."""
     idle_decode_tokens: Count = 8_192
     """Maximum number of prompt tokens that an idle decode worker prefills itself at a time while prefill
     workers have queues; 0 turns this off. Classes that give way do not use it."""
-    prefix_pull_s: Annotated[float, Field(ge=0)] = 0.05
-    """A prefill worker pulls the KV of a prompt's beginning from another worker if that saves at least this
-    many seconds of computing; 0 turns this off."""
-    rebalance_after_s: Seconds | None = None
-    """A worker changes its role when prefill or decode has been short of workers for this long while the
-    other side had one to spare. If unset, roles do not change."""
     metrics_port: Port = 0
     """Port of Prometheus metrics, on the host of scheduler.address; 0 takes a free one on loopback."""
     policy: PolicySettings = Field(default_factory=PolicySettings)
     """Filters, scorers (with weights) and picker, by name."""
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Interval of the workers' heartbeats."""
+        return self.worker_lease_s / HEARTBEATS
+
+    @property
+    def placement_lease_s(self) -> float:
+        """A placement is released if its router does not renew it for this long."""
+        return self.worker_lease_s * PLACEMENT_LEASE
+
+    @property
+    def max_queue_factor(self) -> float:
+        """Maximum number of requests placed on one decode worker, as a multiple of its max_num_seqs.
+
+        With more than 1, some requests are prefilled while they wait for a slot.
+        """
+        return MAX_QUEUE_FACTOR
+
+    @property
+    def prefix_pull_s(self) -> float:
+        """A prefill worker pulls a prompt's beginning from another one if that saves so much computing."""
+        return PREFIX_PULL_S
 
     @field_validator("store")
     @classmethod
     def _is_known(cls, value: str) -> str:
         if value != "memory" and not is_redis(value):
             raise ValueError(f"use memory, {KINDS}")
-        return value
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> SchedulerSettings:
-        if self.worker_lease_s < 2 * self.heartbeat_s:
-            raise ValueError(
-                f"worker_lease_s ({self.worker_lease_s}) is less than two heartbeat_s ({self.heartbeat_s})"
-            )
-        if self.store_password_file and has_password(self.store):
-            raise ValueError(
-                "a password in store and a store_password_file exclude each other: leave one out"
-            )
-        return self
+        return one_password(value)
 
     def check_shared(self, schedulers: int = 1) -> None:
         """Raise ConfigError for several schedulers, named or to be started, without a shared store."""
@@ -207,31 +217,29 @@ class HandoffSettings(Section):
     transports: Annotated[list[TransportName], Field(min_length=1)] | None = None
     """Transports that a worker offers, in order of preference. If unset: shm, nixl where it is usable, and
     tcp (docs/handoff-wire.md)."""
-    host: str = ""
-    """Address on which KV is served; by default that of worker.listen. If it is unset, 0.0.0.0 or ::, other
-    workers use the host that the worker advertises."""
-    port: Port = 0
-    """First TCP port on which KV is served; each rank takes two, up to port + 2 * engine.tensor_parallel_size
-    * engine.pipeline_parallel_size - 1. 0 takes free ones."""
+    listen: Address = ""
+    """host:port on which KV is served; by default the host of worker.listen and free ports. Other workers use
+    the host that the worker advertises if this one is unset, 0.0.0.0 or [::]. Each rank takes two ports, from
+    port to port + 2 * engine.tensor_parallel_size * engine.pipeline_parallel_size - 1; with 0 free ones."""
     staging_mib: Positive | None = None
     """Memory for saved KV, in MiB per rank. If unset: half of the KV cache, or one prompt of max_model_len if
     that is more, but at most a quarter of the free /dev/shm."""
-    embeddings_mib: Positive | None = None
-    """Memory for images' embeddings, in MiB: an encode worker's, and as much for the unfinished requests of a
-    worker that gets them. If unset: 4 GiB, but at most a quarter of the free /dev/shm."""
-    pull_timeout_s: Seconds = 20.0
-    """Time limit for pulling a prompt's KV once the prompt is complete."""
     kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = "auto"
     """Data type in which a worker saves KV: auto is that of the cache; the others halve the bytes and lose
     precision (docs/handoff-wire.md). Workers can load all of them."""
 
-    @field_validator("host")
-    @classmethod
-    def _is_a_host(cls, value: str) -> str:
-        host, port = addresses.split(value) if value else ("", 0)
-        if port:
-            raise ValueError("a host without a port; the port is handoff.port")
-        return host
+    @property
+    def host(self) -> str:
+        return addresses.split(self.listen)[0] if self.listen else ""
+
+    @property
+    def port(self) -> int:
+        return addresses.split(self.listen)[1] if self.listen else 0
+
+    @property
+    def connector(self) -> dict[str, Any]:
+        """The values for HandoffConfig."""
+        return self.model_dump(exclude={"enabled", "listen"}) | {"host": self.host, "port": self.port}
 
 
 class WorkerSettings(Section):
@@ -244,19 +252,23 @@ class WorkerSettings(Section):
     listens on all addresses, the one from which it reaches the scheduler."""
     worker_id: str = ""
     """Unique name, by which a drain is remembered. By default role, host and process id."""
-    gang: str = ""
-    """Name of the worker's gang, if engine.data_parallel_size or engine.nodes is above 1."""
-    gang_rank: Count = 0
-    """Rank in the gang, from 0 (docs/gangs.md)."""
+    gang: str = Field("", pattern=r"^([^/]+(/\d{1,6})?)?$")
+    """The worker's gang and its rank there, as NAME/RANK with ranks from 0, if engine.data_parallel_size or
+    engine.nodes is above 1 (docs/gangs.md)."""
     metrics_port: Port = 0
     """Port of Prometheus metrics, on the host of worker.listen; 0 takes a free one on loopback."""
     cpu: str = ""
     """Cores for the engine, as '0' or '0-3'; all by default."""
-    acceptance_reference: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Expected acceptance rate of the first drafted token; learned if unset. A rate well below it raises an
-    alarm (docs/observability.md)."""
     drain_timeout_s: Seconds = 60.0
     """Time limit for running requests after SIGTERM."""
+
+    @property
+    def gang_name(self) -> str:
+        return self.gang.partition("/")[0]
+
+    @property
+    def gang_rank(self) -> int:
+        return int(self.gang.partition("/")[2] or 0)
 
     @field_validator("advertise")
     @classmethod
@@ -278,35 +290,28 @@ class SloSettings(Section):
 class AutoscaleSettings(Section):
     """Autoscaling of prefill, decode and encode workers (docs/autoscaling.md)."""
 
-    mode: Literal["off", "advise", "on"] = "off"
-    """off, on, or advise, which only logs and shows what `on` would do."""
-    min_prefill: Positive = 1
-    """Minimum number of prefill workers."""
-    max_prefill: Positive = 4
-    """Maximum number of prefill workers."""
-    min_decode: Positive = 1
-    """Minimum number of decode workers."""
-    max_decode: Positive = 4
-    """Maximum number of decode workers."""
-    min_encode: Count = 0
-    """Minimum number of encode workers. With 0, prompts' workers encode while there are few images."""
-    max_encode: Count = 0
-    """Maximum number of encode workers; 0: they are not scaled."""
-    down_after_s: Seconds = 120.0
-    """A worker is removed when fewer would have sufficed for this long."""
+    mode: Literal["off", "advise", "roles", "on"] = "off"
+    """off; advise, which only logs and shows what `on` would do; roles, which starts and ends no worker, but
+    changes a worker's role if one side is short of workers and the other has one to spare; or on."""
+    prefill: Range = "1-4"
+    """Minimum and maximum number of prefill workers."""
+    decode: Range = "1-4"
+    """Minimum and maximum number of decode workers."""
+    encode: Range = "0-0"
+    """Minimum and maximum number of encode workers; 0-0: they are not scaled. With a minimum of 0, prompts'
+    workers encode while there are few images."""
 
-    @property
-    def flip_after_s(self) -> float:
-        """Seconds for which a side must have had a spare worker before that worker changes its role."""
-        return max(1.0, self.down_after_s / 24)
+    def bounds(self, role: str) -> tuple[int, int]:
+        """Return the minimum and maximum number of a role's workers."""
+        least, _, most = getattr(self, role).partition("-")
+        return int(least), int(most)
 
-    @model_validator(mode="after")
-    def _least_is_not_above_most(self) -> AutoscaleSettings:
-        for role in ("prefill", "decode", "encode"):
-            least, most = getattr(self, f"min_{role}"), getattr(self, f"max_{role}")
-            if least > most:
-                raise ValueError(f"min_{role} ({least}) is above max_{role} ({most})")
-        return self
+    @field_validator("prefill", "decode")
+    @classmethod
+    def _is_at_least_one(cls, value: str) -> str:
+        if value.startswith("0-"):
+            raise ValueError("the minimum is at least 1")
+        return value
 
 
 class FleetSettings(Section):
@@ -318,7 +323,5 @@ class FleetSettings(Section):
     CUDA_VISIBLE_DEVICES or from all."""
     node_rank: Count = 0
     """The number of this machine among the engine.nodes machines of each worker or gang, from 0."""
-    prefill_engine: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """Keys of `engine` that differ for prefill workers, such as data_parallel_size."""
-    decode_engine: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """Keys of `engine` that differ for decode workers."""
+    engines: dict[Literal["prefill", "decode"], dict[str, Any]] = Field(default_factory=dict, repr=False)
+    """Keys of `engine` that differ for prefill or decode workers, as {decode: {data_parallel_size: 8}}."""

@@ -29,7 +29,7 @@ from google.protobuf.json_format import MessageToDict
 from baton import addresses, machine, plain_http
 from baton.errors import BatonError
 from baton.protos import scheduler_pb2 as pb
-from baton.redis_url import without_password
+from baton.redis_url import PASSWORD_FILE, without_password
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.members import members
 from baton.services import credentials
@@ -138,12 +138,9 @@ def _configured(settings: Settings) -> Iterator[str]:
         value = tree[section][key]
         if (section, key) == ("engine", "extra"):
             yield from _of_mapping(value)
-        elif (section, key) == ("tracing", "headers"):
-            for header in value.values():
-                yield from (header, header.partition(" ")[2])  # the part after the scheme, as in Bearer KEY
         elif isinstance(value, str) and "://" in value:
             yield from _of_url(value)
-        elif isinstance(value, str) and value != "memory":
+        elif isinstance(value, str) and value != "memory" and not value.startswith(credentials.FILE):
             yield value
             yield from value.split(".")  # a token's parts: its id, its secret, the CA's pin
 
@@ -161,7 +158,7 @@ def _of_url(url: str) -> Iterator[str]:
     yield user.partition(":")[2]
     for option in place.partition("?")[2].split("&"):
         name, _, value = option.partition("=")
-        if _NAMES.search(name):
+        if _NAMES.search(name) and name != PASSWORD_FILE:
             yield value
 
 
@@ -181,8 +178,11 @@ def _in_files(settings: Settings) -> Iterator[str]:
 
 def _in_environment(environment: Mapping[str, str]) -> Iterator[str]:
     for name, value in environment.items():
-        if _NAMES.search(name) and not value.startswith("/"):  # a path is not a secret
+        if _NAMES.search(name) and not value.startswith(("/", credentials.FILE)):  # a path is not a secret
             yield value
+            for header in value.split(","):  # OpenTelemetry's, as x-api-key=KEY,authorization=Bearer%20KEY
+                text = unquote(header.partition("=")[2])
+                yield from (text, text.partition(" ")[2])
         elif "://" in value:
             yield from _of_url(value)
 

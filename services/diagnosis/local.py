@@ -44,7 +44,7 @@ def findings(settings: Settings, *, runs: bool) -> Iterator[Finding]:
         yield one
         if one.area == "shared memory" and needs.uses_shm:
             yield _segment()
-    for one in judge(HERE, seen, torch, Needs.of_router(settings)):
+    for one in judge(HERE, seen, torch, Needs.of_router()):
         if one.area == "file descriptors":
             yield replace(one, subject="a router here")
     yield from _ports(settings)
@@ -117,7 +117,7 @@ def _configured(settings: Settings) -> Iterator[tuple[str, str, int]]:
     yield "worker.listen", worker, port
     yield "worker.metrics_port", worker, settings.worker.metrics_port
     for port in of_worker(settings.handoff.port, settings.engine.ranks):
-        yield "handoff.port", settings.handoff.host or worker, port
+        yield "handoff.listen", settings.handoff.host or worker, port
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:
@@ -181,4 +181,4 @@ def _exposure(settings: Settings) -> Iterator[Finding]:
         yield About("TLS", HERE).wrong(str(error), "turn security.tls on, or set security.insecure")
     if open_to_all(settings.router):
         found = f"{settings.router.host} can be reached from other machines, and no key is needed"
-        yield About("keys", "router.host").warning(found, "set router.api_key_file or router.keys_file")
+        yield About("keys", "router.host").warning(found, "set router.api_key or router.keys_file")

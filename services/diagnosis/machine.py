@@ -9,7 +9,7 @@ from baton.machine import SHM
 from baton.protos import scheduler_pb2 as pb
 from baton.services.config import Settings
 from baton.services.diagnosis.finding import About, Finding, size
-from baton.services.router.http.limits import OWN_DESCRIPTORS, SPARE_CONNECTIONS
+from baton.services.router.http.limits import MAX_CONNECTIONS, OWN_DESCRIPTORS, SPARE_CONNECTIONS
 
 CONTAINER_SHM = 64 << 20  # a container's default
 LITTLE_MEMORY = 1 << 30
@@ -23,7 +23,7 @@ class Needs:
     shm: int = 0  # one worker's saved KV, all ranks
     uses_shm: bool = True
     files: int = WORKER_FILES
-    files_key: str = ""  # the setting that `files` follows from
+    raises_limit: bool = False  # to the hard one, as routers do
     memory: int = 0  # memory of one worker that will be started
 
     @classmethod
@@ -39,9 +39,9 @@ class Needs:
         )
 
     @classmethod
-    def of_router(cls, settings: Settings) -> Needs:
-        wanted = settings.router.max_connections + SPARE_CONNECTIONS + OWN_DESCRIPTORS
-        return cls(uses_shm=False, files=wanted, files_key="router.max_connections")
+    def of_router(cls) -> Needs:
+        wanted = MAX_CONNECTIONS + SPARE_CONNECTIONS + OWN_DESCRIPTORS
+        return cls(uses_shm=False, files=wanted, raises_limit=True)
 
 
 def judge(subject: str, machine: pb.Machine, torch: str, needs: Needs) -> Iterator[Finding]:
@@ -76,12 +76,10 @@ def _shm(subject: str, machine: pb.Machine, needs: Needs) -> Finding:
 
 def _files(subject: str, machine: pb.Machine, needs: Needs) -> Finding:
     files = About("file descriptors", subject)
-    # Routers raise their own limit up to the hard one.
-    limit = machine.files_hard if needs.files_key else machine.files_soft
+    limit = machine.files_hard if needs.raises_limit else machine.files_soft
     if limit < needs.files:
-        key = f" ({needs.files_key})" if needs.files_key else ""
         return files.warning(
-            f"the limit is {limit}; {needs.files} are needed{key}: further connections will be refused",
+            f"the limit is {limit}; {needs.files} are needed: further connections will be refused",
             "raise `ulimit -n` (systemd: LimitNOFILE; containers: ulimits)",
         )
     return files.ok(f"the limit is {'none' if limit >= 1 << 62 else limit}, {needs.files} are needed")

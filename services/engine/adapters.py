@@ -91,7 +91,7 @@ def _checked(engine: EngineSettings) -> list[tuple[str, Path, int]]:
 
 
 def _check(engine: EngineSettings, name: str, path: Path, matrices: Mapping[str, Shape]) -> int:
-    if name in (engine.served_model_name or Path(engine.model).name, *engine.served_model_aliases):
+    if name in (engine.served_model_name or [Path(engine.model).name]):
         raise _refused(name, path, "it has the name of the model itself: give it another")
     if not path.is_dir():
         here = "" if path.is_absolute() else f" in {Path.cwd()}"

@@ -78,8 +78,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "pipeline_parallel_size": settings.pipeline_parallel_size,
         "enable_prefix_caching": settings.enable_prefix_caching,
         "served_model_name": [served_model_name(settings)],
-        # without images, the model's other parts are not even loaded
-        **({"limit_mm_per_prompt": _LIMITS} if settings.images else {"language_model_only": True}),
+        **({"limit_mm_per_prompt": _LIMITS} if settings.images else {}),
     }
     optional = {
         "max_model_len": settings.max_model_len,
@@ -152,7 +151,7 @@ def check_version() -> None:
 
 def served_model_name(settings: EngineSettings) -> str:
     """Return the model's name for clients: the configured name, or the last part of its path."""
-    return settings.served_model_name or Path(settings.model).name or settings.model
+    return next(iter(settings.served_model_name), "") or Path(settings.model).name or settings.model
 
 
 def served_names(settings: EngineSettings) -> list[str]:
@@ -162,7 +161,7 @@ def served_names(settings: EngineSettings) -> list[str]:
 
 def model_names(settings: EngineSettings) -> list[str]:
     """Return the names of the model itself: the name in its answers, then its aliases."""
-    return [*dict.fromkeys((served_model_name(settings), *settings.served_model_aliases))]
+    return [*dict.fromkeys((served_model_name(settings), *settings.served_model_name))]
 
 
 def _check_key(key: str) -> None:

@@ -161,7 +161,7 @@ def _transfer_config(plan: EnginePlan) -> Any:
 def _connector_config(plan: EnginePlan) -> dict[str, Any]:
     handoff = plan.settings.handoff
     return {
-        **handoff.model_dump(exclude={"enabled"}),
+        **handoff.connector,
         "lease_s": 2 * plan.settings.scheduler.placement_lease_s,
         "host": handoff.host or addresses.split(plan.settings.worker.listen)[0],
         "advertise_host": plan.kv_host,

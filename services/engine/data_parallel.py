@@ -85,7 +85,7 @@ def network_of(own_host: str) -> str:
     if not (interface := next(own, "")):
         raise StartError(
             f"no network of this machine has the address {own_host}, at which the other machines of its "
-            "gang would reach its ranks: set handoff.host or worker.advertise to one that it has"
+            "gang would reach its ranks: set handoff.listen or worker.advertise to one that it has"
         )
     return interface
 

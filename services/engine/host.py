@@ -180,7 +180,7 @@ class EngineHost:
 
     def embedding_puller(self) -> EmbeddingPuller:
         plan, form = self._plan, ec_connector.form_of(self._engine.vllm_config, self._plan.fingerprint)
-        room = sizing.embeddings_bytes(plan.settings.handoff.embeddings_mib)
+        room = sizing.embeddings_bytes()
         return EmbeddingPuller(plan.worker_id, form, plan.settings.handoff.transports, room)
 
     def staged(self, timeout_s: float) -> Staged | None:

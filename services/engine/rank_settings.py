@@ -11,7 +11,8 @@ ADDITIONAL = "baton"  # our key in additional_config
 
 def for_ranks(spec: SpeculativeSettings, method: str) -> dict[str, Any]:
     """Return our part of additional_config. method: the method's name, with aliases resolved."""
-    return {ADDITIONAL: {"speculative": {**spec.model_dump(), "method": method}}}
+    own = spec.model_dump(exclude={"acceptance_reference"})
+    return {ADDITIONAL: {"speculative": own | {"method": method}}}
 
 
 def settings_of(vllm_config: Any) -> SpeculativeSettings | None:

@@ -271,7 +271,7 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
         if problem:
             raise _invalid(problem)
         if limits.find_image is None:  # others may serve it: CODE_INVALID would end the request
-            raise RequestRefused(Failed.CODE_DRAINING, "this worker serves no images (engine.images)")
+            raise RequestRefused(Failed.CODE_DRAINING, "this worker serves no images: language_model_only")
         largest = max(one.mm_position.get_num_embeds() for one in core.mm_features)
         if largest > limits.image_tokens:
             raise _invalid(

@@ -142,7 +142,7 @@ class _Node:
 
     def _add(self, one: PartOrder) -> None:
         self._running[one.name] = one
-        gang = one.tree.worker.gang if one.kind is Kind.WORKER else ""
+        gang = one.tree.worker.gang_name if one.kind is Kind.WORKER else ""
         self._parts.add(one.name, one.kind, self._work(one), gang=gang)
         self._say(one.name, "started")
 

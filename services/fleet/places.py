@@ -6,10 +6,9 @@ every worker that should run, so the next order makes up for a lost one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import Any
 
 from baton.services.config import EngineSettings, Settings, laid_over
 from baton.services.fleet import devices
@@ -35,17 +34,17 @@ class Plan:
         """Return the settings of a role's workers. Raises ConfigError."""
         if role == ENCODE.name:
             return encoder_settings(self.settings)
-        values = self._own_engines.get(role)
+        values = self.settings.fleet.engines.get(role)  # type: ignore[call-overload]
         if not values:
             return self.settings
         own = self.settings.model_copy(deep=True)
-        own.engine = laid_over(own.engine, values, "engine", f"fleet.{role}_engine")
+        own.engine = laid_over(own.engine, values, "engine", f"fleet.engines.{role}")
         return own
 
     @property
     def sides_differ(self) -> bool:
         """Whether a role has an engine of its own. If so, each place belongs to one role."""
-        return any(self._own_engines.values())
+        return any(self.settings.fleet.engines.values())
 
     def further(self) -> list[str]:
         """Return a role for each place beyond the first workers', if there are devices for it.
@@ -55,17 +54,12 @@ class Plan:
         limits = self.settings.autoscale
         if limits.mode != "on":
             return []
-        most = {"prefill": limits.max_prefill, "decode": limits.max_decode}
-        encode = [ENCODE.name] * (limits.max_encode - self.roles.count(ENCODE.name))
+        most = {role: limits.bounds(role)[1] for role in ("prefill", "decode")}
+        encode = [ENCODE.name] * (limits.bounds(ENCODE.name)[1] - self.roles.count(ENCODE.name))
         if not self.sides_differ:
             return encode + [""] * (sum(most.values()) - sum(role in most for role in self.roles))
         more = ([role] * (number - self.roles.count(role)) for role, number in most.items())
         return encode + [role for pair in zip_longest(*more) for role in pair if role]
-
-    @property
-    def _own_engines(self) -> dict[str, Mapping[str, Any]]:
-        fleet = self.settings.fleet
-        return {"prefill": fleet.prefill_engine, "decode": fleet.decode_engine}
 
 
 def places_of(
@@ -119,7 +113,7 @@ class Places:
         ]
         # name -> role of each place in which workers should run
         self._roles = dict(zip(self.names, fleet.roles, strict=False))
-        scaled = fleet.settings.autoscale.max_encode > 0
+        scaled = fleet.settings.autoscale.bounds(ENCODE.name)[1] > 0
         # name -> role of each place without orders
         self._fixed = {name: role for name, role in self._roles.items() if role == ENCODE.name and not scaled}
         # name -> the role to which each place with orders belongs; "": prefill or decode
@@ -184,7 +178,7 @@ def members_of(place: str, settings: Settings) -> dict[str, Settings]:
     node = settings.fleet.node_rank if engine.nodes > 1 else 0
     found = {name: settings.model_copy(deep=True) for name in names_of(place, engine, node)}
     for rank, own in enumerate(found.values(), node * engine.local_members):
-        own.worker.gang, own.worker.gang_rank = ("", 0) if engine.members == 1 else (place, rank)
+        own.worker.gang = "" if engine.members == 1 else f"{place}/{rank}"
     return found
 
 

@@ -24,7 +24,6 @@ from baton.services.models import Model, models_of
 from baton.services.router import app
 
 log = logging.getLogger(__name__)
-_DIVIDED = ("max_waiting", "max_connections", "journal_mib")  # limits divided among the processes
 
 
 def run_routers(settings: Settings, models: Sequence[Model] | None = None) -> None:
@@ -45,10 +44,10 @@ def run_routers(settings: Settings, models: Sequence[Model] | None = None) -> No
 
 
 def share(router: RouterSettings, number: int) -> RouterSettings:
-    """Return the settings of process `number`, with its share of every divided limit."""
-    parts = {field: (getattr(router, field) + number) // router.processes for field in _DIVIDED}
+    """Return the settings of process `number`, with its share of the waiting requests."""
+    waiting = (router.max_waiting + number) // router.processes
     port = router.metrics_port and router.metrics_port + number
-    return router.model_copy(update={**parts, "metrics_port": port})
+    return router.model_copy(update={"max_waiting": waiting, "metrics_port": port})
 
 
 def _run(settings: Settings, models: Sequence[Model], router: app.Opened) -> None:

@@ -15,7 +15,7 @@ from baton.services.imports import collect_seldom
 def run_scheduler(settings: Settings) -> None:
     """Serve placements until SIGTERM or SIGINT.
 
-    Raises BatonError if the goals exclude another setting, if the port is taken, or if the store's URL,
+    Raises BatonError if the port is taken, or if the store's URL,
     password or password file is wrong. While the store does not answer, placements are kept in memory.
     """
     logs.configure(settings.log_format, "scheduler")

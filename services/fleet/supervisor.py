@@ -31,7 +31,6 @@ from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, engine_args
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import children
-from baton.services.fleet.goals import goals_of
 from baton.services.fleet.parts import Kind, Parts
 from baton.services.fleet.places import Places, Plan, places_of
 from baton.services.fleet.ports import check_port
@@ -118,8 +117,8 @@ def started(settings: Settings, fleet: Fleet | None) -> list[Started]:
     """
     if settings.models and fleet is not None:
         raise ConfigError(
-            "the configuration has several models: set the numbers of workers there, as models.NAME.prefill, "
-            "decode, mixed and encode, and name schedulers in models.NAME.scheduler.address"
+            "the configuration has several models: set the numbers of workers in models.NAME.workers, "
+            "and name schedulers in models.NAME.scheduler.address"
         )
     return [_started(one, fleet) for one in models_of(settings)]
 
@@ -128,7 +127,11 @@ def _started(model: Model, fleet: Fleet | None) -> Started:
     if (entry := model.entry) is None:
         return Started(model, fleet or Fleet.of(None, None, 0))
     schedulers = len(model.settings.scheduler.address.split(","))
-    return Started(model, Fleet.of(entry.prefill, entry.decode, entry.mixed, schedulers, entry.encode))
+    own = entry.workers
+    fleet = Fleet.of(
+        own.get("prefill"), own.get("decode"), own.get("mixed", 0), schedulers, own.get("encode", 0)
+    )
+    return Started(model, fleet)
 
 
 def _check(settings: Settings, whole: Sequence[Started]) -> None:
@@ -172,9 +175,9 @@ def _check_model(one: Started) -> None:
         validation.check(engine)
     settings.scheduler.check_shared(fleet.schedulers)
     identities.check(settings)
-    if settings.scheduler.rebalance_after_s and Plan(settings, fleet.roles).sides_differ:
-        raise ConfigError("scheduler.rebalance_after_s: leave out fleet.prefill_engine and decode_engine")
-    if goals_of(settings).mode != "off" and fleet.mixed:
+    if settings.autoscale.mode == "roles" and Plan(settings, fleet.roles).sides_differ:
+        raise ConfigError("autoscale.mode is roles: leave out fleet.engines")
+    if settings.autoscale.mode in ("advise", "on") and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
     if any(engine.nodes > 1 for engine in engines):
         _check_machines(one)

@@ -108,11 +108,9 @@ class OwnDeployment:
     def _private(self, settings: Settings) -> Settings:
         own = settings.model_copy(deep=True)
         own.router.host, own.router.port = _HOST, int(self.url.rpartition(":")[2])
-        own.router.api_key_file = own.router.keys_file = own.router.keys_store = ""
-        own.router.keys_store_password_file = ""
+        own.router.keys_file = own.router.keys_store = ""
         own.router.api_key = SecretStr(self.api_key)
         own.scheduler.address = self.scheduler_address
-        own.scheduler.store_password_file = ""
         own.scheduler.store = "memory"  # others would place requests on it through a shared store
         own.scheduler.metrics_port = own.worker.metrics_port = own.router.metrics_port = 0
         return own

@@ -38,13 +38,10 @@ _OURS = (
     ("router", "host"),
     ("router", "port"),
     ("router", "api_key"),
-    ("router", "api_key_file"),
     ("router", "keys_file"),
     ("router", "keys_store"),
-    ("router", "keys_store_password_file"),
     ("scheduler", "address"),
     ("scheduler", "store"),
-    ("scheduler", "store_password_file"),
 )
 
 T = TypeVar("T")

@@ -27,7 +27,6 @@ from baton.services.engine.args import check_model, served_model_name
 from baton.services.errors import ConfigError, one_line
 from baton.services.fleet import devices
 from baton.services.fleet.devices import cpu_build
-from baton.services.fleet.goals import goals_of
 from baton.services.ray.sections import Deploying, Routers, Workers
 
 SIDES = ("prefill", "decode")
@@ -37,8 +36,7 @@ TYPE_SHARE = 0.001  # amount of `accelerator_type:` that a worker requests; the 
 _DONE_HERE = ("kv_transfer_config", "distributed_executor_backend", "data_parallel_backend")
 # Keys of `fleet` that have other names on Ray, or do not apply there.
 _ELSEWHERE = {
-    "prefill_engine": "it is prefill_config.engine_kwargs",
-    "decode_engine": "it is decode_config.engine_kwargs",
+    "engines": "they are prefill_config.engine_kwargs and decode_config.engine_kwargs",
     "node_rank": "Ray chooses the nodes",
 }
 # vLLM's names of Baton's own keys.
@@ -92,7 +90,7 @@ class ClusterSettings(Settings):
         if loading.model_id or loading.model_source:
             values |= {
                 "model": loading.model_source or loading.model_id,
-                "served_model_name": loading.model_id,
+                "served_model_name": [loading.model_id],
             }
         for given, value in group.engine_kwargs.items():
             if given in _DONE_HERE:
@@ -140,18 +138,18 @@ class ClusterSettings(Settings):
     def scaling(self) -> AutoscaleSettings:
         """The section `autoscale` with the limits from each role's autoscaling_config. Raises ConfigError."""
         own = self.autoscale
-        if own.mode == "off":
+        if own.mode in ("off", "roles"):
             return own
         given = own.model_dump(exclude_unset=True)
         for role in WORKER_ROLES:
-            given |= self._bounds_given(role)
+            given |= self._range_given(role)
         try:
             scaling = AutoscaleSettings(**given)
         except ValidationError as error:
             raise ConfigError(f"autoscale, autoscaling_config: {one_line(error)}") from None
-        scaled = WORKER_ROLES if scaling.max_encode else SIDES
+        scaled = WORKER_ROLES if scaling.bounds("encode")[1] else SIDES
         for role in scaled if own.mode == "on" else ():
-            least, most = (getattr(scaling, f"{end}_{role}") for end in ("min", "max"))
+            least, most = scaling.bounds(role)
             if not least <= (first := self.deploying(role).initial) <= most:
                 raise ConfigError(
                     f"{role}_config.deployment_config: it starts with {first}, but autoscaling keeps {least} "
@@ -159,34 +157,36 @@ class ClusterSettings(Settings):
                 )
         return scaling
 
-    def _bounds_given(self, role: str) -> dict[str, int]:
-        """Return the keys of `autoscale` that a role's deployment_config sets. Raises ConfigError."""
+    def _range_given(self, role: str) -> dict[str, str]:
+        """Return the key of `autoscale` if a role's deployment_config sets it. Raises ConfigError."""
         own, deploying = self.autoscale, self.deploying(role)
         section = f"{role}_config.deployment_config"
-        scaled = role in SIDES or (own.max_encode and deploying.num_replicas)
+        scaled = role in SIDES or (own.bounds(role)[1] and deploying.num_replicas)
         if own.mode == "on" and scaled and deploying.num_replicas is not None:
             raise ConfigError(
                 f"autoscale.mode is on and {section}.num_replicas fixes a number: "
                 "give autoscaling_config with min_replicas and max_replicas instead"
             )
-        bounds = {}
         limits = deploying.autoscaling_config
-        for end, number in limits.bounds.items() if limits else ():
-            key, said = f"{end}_{role}", f"{section}.autoscaling_config.{end}_replicas"
-            if key in own.model_fields_set and getattr(own, key) != number:
+        if not limits or not limits.bounds:
+            return {}
+        bounds = dict(zip(("min", "max"), own.bounds(role), strict=True))
+        for end, number in limits.bounds.items():
+            said = f"{section}.autoscaling_config.{end}_replicas"
+            if role in own.model_fields_set and bounds[end] != number:
                 raise ConfigError(
-                    f"autoscale.{key} is {getattr(own, key)} and {said} is {number}: leave one of them out"
+                    f"autoscale.{role} is {getattr(own, role)} and {said} is {number}: leave one of them out"
                 )
             if number < 1 and role in SIDES:
                 raise ConfigError(f"{said} is 0: autoscaling keeps at least one worker on each side")
-            bounds[key] = number
-        return bounds
+            bounds[end] = number
+        return {role: f"{bounds['min']}-{bounds['max']}"}
 
     def bounds(self, role: str) -> tuple[int, int | None]:
         """Return the minimum and maximum number of a role's workers, None for any. Raises ConfigError."""
         scaling = self.scaling
-        if self.autoscale.mode == "on" and (role in SIDES or scaling.max_encode):
-            return getattr(scaling, f"min_{role}"), getattr(scaling, f"max_{role}")
+        if self.autoscale.mode == "on" and (role in SIDES or scaling.bounds(role)[1]):
+            return scaling.bounds(role)
         limits = self.deploying(role).autoscaling_config
         return (limits.min_replicas, limits.max_replicas) if limits else (0, None)
 
@@ -226,13 +226,13 @@ class ClusterSettings(Settings):
                 raise ConfigError(f"fleet.{key}: leave it out; on Ray {instead}")
         if not (self.security.tls or self.security.insecure):
             raise ConfigError("security: turn tls on, or set insecure on a trusted network")
-        for key in ("join", "token", "token_file", "folder"):
+        for key in ("join", "token", "folder"):
             if getattr(self.security, key):
                 raise ConfigError(
                     f"security.{key}: leave it out; on Ray the CA is where `baton ray up` runs (security.ca)"
                 )
         names = set()
-        encodes = self.deploying("encode").initial or self.scaling.max_encode
+        encodes = self.scaling.bounds("encode")[1] or self.deploying("encode").initial
         there = (*SIDES, *(["encode"] if encodes else []))
         for role in there:
             engine = self.engine_of(role)
@@ -242,7 +242,7 @@ class ClusterSettings(Settings):
             if role in SIDES and not self.deploying(role).initial:
                 raise ConfigError(f"{role}_config.deployment_config: at least one worker is needed to start")
             self._check_gpus(role, engine)
-            names.add((engine.model, engine.served_model_name))
+            names.add((engine.model, *engine.served_model_name))
         if len(names) > 1:
             sections = " and ".join(f"{role}_config" for role in there)
             raise ConfigError(f"{sections} name different models: give them the same one")
@@ -250,16 +250,15 @@ class ClusterSettings(Settings):
             raise ConfigError("router_config.deployment_config: at least one router is needed")
         credentials.check(self)
         self._check_gangs()
-        goals_of(self.model_copy(update={"autoscale": self.scaling}))
 
     def _check_gangs(self) -> None:
         if self.worker.gang:
             raise ConfigError(f"worker.gang (value {self.worker.gang!r}): leave it out on Ray")
-        changes = self.scheduler.rebalance_after_s or self.autoscale.mode == "on"
+        changes = self.autoscale.mode in ("roles", "on")
         if changes and any(self.engine_of(role).members > 1 for role in SIDES):
             raise ConfigError(
                 "engine.data_parallel_size or engine.nodes is above 1, and gangs on Ray are neither scaled "
-                "nor change their roles: leave out autoscale.mode and scheduler.rebalance_after_s"
+                "nor change their roles: leave out autoscale.mode"
             )
 
     def _check_gpus(self, role: str, engine: EngineSettings) -> None:

@@ -25,7 +25,7 @@ def members_of(place: PartOrder, node: int = 0) -> list[PartOrder]:
         replace(
             place,
             name=name,
-            settings={**place.settings, "worker": {**own, "gang": place.name, "gang_rank": rank}},
+            settings={**place.settings, "worker": {**own, "gang": f"{place.name}/{rank}"}},
             environment=share.environment,
             cores=max(1, place.cores // len(names)),
         )

@@ -31,7 +31,7 @@ class OrderedWorkers:
             role: [f"{role}-{at}" for at in range(settings.deploying(role).initial)] for role in WORKER_ROLES
         }
         most = {role: settings.bounds(role)[1] or 0 for role in SIDES}
-        most_encode = settings.scaling.max_encode
+        most_encode = settings.scaling.bounds("encode")[1]
         self._fixed = {} if most_encode else dict.fromkeys(first["encode"], "encode")
         scaled = WORKER_ROLES if most_encode else SIDES
         self._ordered = {name: role for role in scaled for name in first[role]}

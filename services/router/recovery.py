@@ -85,8 +85,8 @@ class Failure:
         """Whether the failure counts against the budget: the request may have caused it.
 
         A request that was turned away, or whose prefix or image did not come, does no harm and is retried
-        for `router.replace_wait_s`. If an engine reports a failure, the request becomes a suspect, with
-        limits of its own.
+        for a tenth of `router.request_timeout_s`. If an engine reports a failure, the request becomes a
+        suspect, with limits of its own.
         """
         free = (
             *(Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.FULL),

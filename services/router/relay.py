@@ -264,7 +264,7 @@ class Relay:
         self._abort_workers()
         self._report("retried")  # frees the booking first: the best placement may be on the same workers
         because = self._last_failure
-        within = f" within {self.parts.replace_wait_s:g} s (router.replace_wait_s)"
+        within = f" within {self.parts.replace_wait_s:g} s (a tenth of router.request_timeout_s)"
         while time.monotonic() <= self._give_up:
             await asyncio.sleep(backoff_s(self._retries))
             try:

@@ -32,14 +32,14 @@ from baton.services.router.group import BACKLOG, Seat
 from baton.services.router.http.authentication import FixedKeys, KeyMiddleware
 from baton.services.router.http.connections import Connections
 from baton.services.router.http.federation import Federation, Processes, route
-from baton.services.router.http.limits import HttpLimits, affordable_connections
+from baton.services.router.http.limits import MAX_CONNECTIONS, HttpLimits, affordable_connections
 from baton.services.router.http.server import Server
 from baton.services.router.images import ImageBudget, budget_bytes
 from baton.services.router.media.door import MediaDoor
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.ops.page import PageDoor, live_page
 from baton.services.router.served import Shared, served
-from baton.services.router.state import Journal
+from baton.services.router.state import Journal, journal_bytes
 from baton.services.router.tenancy import open_tenancy
 from baton.services.router.vllm import frontend
 from baton.services.router.vllm.frontend_args import comment_s
@@ -48,6 +48,7 @@ from baton.services.router.vllm.response_store import ResponseStore, kept_alone
 
 log = logging.getLogger(__name__)
 
+KEEP_ALIVE_S = 620.0  # more than any known proxy keeps idle connections: docs/proxies.md
 SLOW_CLIENT_S = 30.0  # limit for a request to arrive, and for its client to read any of the response
 LAST_WORDS_S = 2.0  # time to send the last errors to clients after router.drain_timeout_s
 
@@ -116,7 +117,7 @@ def _shared(settings: Settings, router_id: str) -> Shared:
         traces = Traces(settings.tracing, open_exporter(settings.tracing), router_id, slow_s=slow_s)
     metrics = RouterMetrics()
     images = ImageBudget(budget_bytes(settings.router.processes))
-    journal = Journal(settings.router.journal_mib << 20, images)
+    journal = Journal(journal_bytes(settings.router.processes), images)
     metrics.journal_bytes.set_function(lambda: journal.size + images.size)
     return Shared(
         router_id, metrics, EngineMetrics(), journal, Chronicle(metrics, traces), Classes(settings.classes)
@@ -168,9 +169,9 @@ async def _serve_http(
     router = settings.router
     limits = HttpLimits(
         max_body=router.max_body_mib << 20,
-        max_connections=affordable_connections(router.max_connections),
+        max_connections=affordable_connections(MAX_CONNECTIONS),
         slow_client_s=SLOW_CLIENT_S,
-        keep_alive_s=router.keep_alive_s,
+        keep_alive_s=KEEP_ALIVE_S,
     )
     config = uvicorn.Config(
         app,

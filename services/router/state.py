@@ -13,6 +13,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from baton.machine import memory
 from baton.prefix_keys import NO_KEYS, PromptKeys
 from baton.protos import scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
@@ -31,7 +32,7 @@ REQUEST_BYTES = 4096  # a request's objects without its message and tokens
 KEY_BYTES = 40  # the key of a block of the prompt
 LOGPROB_BYTES = 400  # a log-probability in vLLM's front end
 ROOM_TOKENS = 256  # a request's reservation grows by this many tokens
-JOURNAL_BYTES = 256 << 20  # the journal's limit by default
+JOURNAL_BYTES = 256 << 20  # the journal's least limit
 GROWTH = 2  # running requests may grow to this many times the limit
 _RETRY_AFTER_S = 1.0
 KEPT = 16  # attempts and events that are kept; the number of attempts is not limited
@@ -236,6 +237,11 @@ class RequestState:
                 workers.append(worker_id)
 
 
+def journal_bytes(processes: int) -> int:
+    """Return the size of a process's journal: with all processes', a 64th of the machine's memory."""
+    return max(JOURNAL_BYTES, memory()[0] // 64) // processes
+
+
 class Journal:
     """The bytes reserved for waiting and running requests; a reservation grows with its request's output.
 
@@ -262,7 +268,7 @@ class Journal:
         if wanted > self.limit:
             raise NotAdmitted(
                 f"the request takes {wanted} bytes, more than the router's journal has for all requests "
-                f"({self.limit}): shorten the prompt; router.journal_mib sets the limit",
+                f"({self.limit}): shorten the prompt",
                 Why.TOO_LARGE,
             )
         self.check_room(wanted)
@@ -280,7 +286,7 @@ class Journal:
         """Check that `wanted` bytes, by default a request's minimum, are free. Raises NotAdmitted (503)."""
         if self.size + wanted > self.limit:
             raise NotAdmitted(
-                f"the router's journal is full, with {len(self._entries)} requests (router.journal_mib)",
+                f"the router's journal is full, with {len(self._entries)} requests",
                 Why.JOURNAL,
                 _RETRY_AFTER_S,
             )
@@ -294,7 +300,7 @@ class Journal:
         if self.size + more > GROWTH * self.limit:
             raise Overloaded(
                 f"the router's journal has no room for {len(state.tokens)} output tokens besides "
-                f"{len(self._entries) - 1} other requests (router.journal_mib)",
+                f"{len(self._entries) - 1} other requests",
                 _RETRY_AFTER_S,
             )
         self._entries[state.request_id] += more

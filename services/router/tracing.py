@@ -68,17 +68,12 @@ def open_exporter(settings: TracingSettings) -> SpanExporter:
     if url.path.strip("/"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
 
-        exporter: SpanExporter = OverHttp(
-            endpoint=settings.endpoint, headers=settings.headers, timeout=EXPORT_TIMEOUT_S
-        )
+        exporter: SpanExporter = OverHttp(endpoint=settings.endpoint, timeout=EXPORT_TIMEOUT_S)
     else:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
 
         exporter = OverGrpc(
-            endpoint=settings.endpoint,
-            insecure=url.scheme == "http",
-            headers={name.lower(): value for name, value in settings.headers.items()},  # for gRPC
-            timeout=EXPORT_TIMEOUT_S,
+            endpoint=settings.endpoint, insecure=url.scheme == "http", timeout=EXPORT_TIMEOUT_S
         )
     return _Watched(exporter, settings.endpoint)
 

@@ -196,7 +196,7 @@ class WaitingRoom:
             queue.since, queue.owed_until = self._clock(), 0.0
             self._departures.append(self._clock())
         except TimeoutError:
-            limit = f"no room within {self.wait_s:g} s (router.max_wait_s)"
+            limit = f"no room within {self.wait_s:g} s (half of router.request_timeout_s)"
             raise self._refusal(f"{limit}, {self._waiting} wait: {self._because}", self.estimate_s) from None
         finally:
             self._leave(party, turn, queue)
@@ -337,7 +337,7 @@ class WaitingRoom:
         if wait_s > allowed_s and self._clock() - self._began >= _PACE_KNOWN_S:
             raise self._refusal(
                 f"{self._waiting} wait already, this one would wait about {wait_s:.0f} s and may wait "
-                f"{allowed_s:.3g} s (router.max_wait_s, or its own deadline)",
+                f"{allowed_s:.3g} s (half of router.request_timeout_s, or its own deadline)",
                 wait_s - allowed_s,
             )
 

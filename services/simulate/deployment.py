@@ -72,14 +72,19 @@ class Setup:
     seed: int = 0
 
 
+class _Settings(SchedulerSettings):
+    @property
+    def prefix_pull_s(self) -> float:
+        return 0.0  # pulls of prefixes are not simulated
+
+
 class SimulatedDeployment:
     """A scheduler and its workers, on the loop's virtual time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup, block_tokens: int) -> None:
         """Set up the scheduler. Raises BadPolicy."""
         profile = setup.profile
-        # Pulls of prefixes are not simulated.
-        settings = setup.scheduler.model_copy(update={"prefix_pull_s": 0.0})
+        settings = _Settings(**setup.scheduler.model_dump())
         self._loop = loop
         self._profile = profile
         self._settings = settings

@@ -95,7 +95,7 @@ class Admission:
     def _decode_problem(self, share: Share) -> str:
         if self.requests >= self._max_requests:
             bound = f"{self.requests} of {self._max_requests} requests"
-            return f"{bound}: engine.max_num_seqs, scheduler.max_queue_factor"
+            return f"{bound}: engine.max_num_seqs"
         if self.blocks + share.blocks <= self._max_blocks:
             return ""
         bound = f"{self.blocks} of {self._max_blocks} KV blocks"

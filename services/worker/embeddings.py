@@ -56,8 +56,7 @@ class EmbeddingRoom:
                 await turn
         except TimeoutError:
             raise StagingFull(
-                f"no room for {size} bytes of embeddings, because other requests keep theirs: raise "
-                "handoff.embeddings_mib"
+                f"no room for {size} bytes of embeddings, because other requests keep theirs: add workers"
             ) from None
         finally:
             self._serve()  # requests behind it may fit now

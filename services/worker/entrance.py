@@ -146,8 +146,7 @@ class Entrance:
         if not shelf.has_room(rows):
             raise RequestRefused(
                 Failed.CODE_FULL,
-                f"no room for the embeddings of image {name}: raise handoff.embeddings_mib or add encode "
-                "workers",
+                f"no room for the embeddings of image {name}: add encode workers",
             )
         self._submit(attempt)
 

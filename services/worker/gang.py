@@ -39,13 +39,13 @@ def gang_of(settings: Settings) -> scheduler_pb2.Gang | None:
         return None
     if not own.gang:
         raise ConfigError(
-            f"{why}, and this worker has no gang: name it with worker.gang (--gang) and its rank with "
-            "worker.gang_rank, or let `baton up` or `baton node` start its members"
+            f"{why}, and this worker has no gang: set worker.gang (--gang) to NAME/RANK, or let `baton up` "
+            "or `baton node` start its members"
         )
     if own.gang_rank >= size:
-        raise ConfigError(f"worker.gang_rank (value {own.gang_rank}): {why}: ranks are 0 to {size - 1}")
+        raise ConfigError(f"worker.gang (value {own.gang!r}): {why}: ranks are 0 to {size - 1}")
     return scheduler_pb2.Gang(
-        name=own.gang, rank=own.gang_rank // engine.spread, size=engine.data_parallel_size
+        name=own.gang_name, rank=own.gang_rank // engine.spread, size=engine.data_parallel_size
     )
 
 
@@ -63,14 +63,14 @@ async def own_host(settings: Settings, kv_host: str) -> str:
     except OSError as error:
         raise StartError(
             f"ranks on other machines could not reach this one: {kv_host!r} has no address ({error}); set "
-            "worker.advertise or handoff.host to one"
+            "worker.advertise or handoff.listen to one"
         ) from None
     own = str(found[0][4][0])
     schedulers = (addresses.split(one)[0] for one in settings.scheduler.address.split(","))
     if ipaddress.ip_address(own).is_loopback and not all(map(only_from_here, schedulers)):
         raise StartError(
             f"worker.listen (value {settings.worker.listen!r}): ranks on other machines cannot reach those "
-            f"here at {own}: set worker.listen to 0.0.0.0:0, and handoff.host and worker.advertise, if at "
+            f"here at {own}: set worker.listen to 0.0.0.0:0, and handoff.listen and worker.advertise, if at "
             "all, to an address that they can reach"
         )
     network_of(own)
@@ -89,7 +89,7 @@ class WorkerGang:
         """rung: see GangLink; leader_of: asks the scheduler; own_host: see the function."""
         own = settings.worker
         seat = Seat(
-            own.gang,
+            own.gang_name,
             own.gang_rank,
             settings.engine.members,
             identity.worker_id,

@@ -60,7 +60,7 @@ class Limb:
         """Run until the gang ends; return the exit status. Raises StartError, PeerRefused, EngineFailed."""
         stop = stop_on_signals()
         listen, _ = addresses.split(self._settings.worker.listen)
-        rpc.check_exposure("handoff.host", self._settings.handoff.host or listen)
+        rpc.check_exposure("handoff.listen", self._settings.handoff.host or listen)
         found = await advertised(self._settings, 0, SCHEDULER_WAIT_S)
         own = await own_host(self._settings, found.kv_host)
         async with SchedulerClient(self._settings.scheduler.address) as client:

@@ -159,9 +159,9 @@ class Node:
             )
         )
         method = method_of(self._settings.engine)
-        if method is not None:
-            reference = self._settings.worker.acceptance_reference
-            self._drafting = Drafting(method, reference, metrics.registry)
+        spec = self._settings.engine.speculative_config
+        if method is not None and spec is not None:
+            self._drafting = Drafting(method, spec.acceptance_reference, metrics.registry)
         grammars = Grammars(host, self._house)
         dispatcher = self._dispatcher = Dispatcher(
             self._role, self._settings.scheduler, host, metrics, self._drafting, grammars=grammars
@@ -291,7 +291,7 @@ class Node:
 
     def _bind(self, server: grpc.aio.Server) -> int:
         listen = addresses.join(*addresses.split(self._settings.worker.listen))
-        rpc.check_exposure("handoff.host", self._settings.handoff.host or "127.0.0.1")
+        rpc.check_exposure("handoff.listen", self._settings.handoff.host or "127.0.0.1")
         port = rpc.listen(server, "worker.listen", listen)
         if not port:
             raise StartError(

@@ -46,13 +46,13 @@ def versions() -> dict[str, str]:
 def machine() -> pb.Machine:
     """Return the resources that this process, which may run in a container, can use."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    memory, free = _memory()
+    total, free = memory()
     model, features = _cpu()
     made = pb.Machine(
         name=platform.node(),
         files_soft=_finite(soft),
         files_hard=_finite(hard),
-        memory_bytes=memory,
+        memory_bytes=total,
         memory_free=free,
         cores=len(os.sched_getaffinity(0)),
         cpu=model,
@@ -84,7 +84,8 @@ def _finite(limit: int) -> int:
     return (1 << 63) - 1 if limit == resource.RLIM_INFINITY else limit
 
 
-def _memory() -> tuple[int, int]:
+def memory() -> tuple[int, int]:
+    """Return the total and the free memory, in bytes, within the limit of a container."""
     found = psutil.virtual_memory()
     limit, used = _number(_MEMORY_LIMITS), _number(_MEMORY_USED)
     if limit is None or used is None or limit >= found.total:

@@ -13,7 +13,7 @@ from redis.exceptions import (
 )
 
 from baton.redis_link import NotACluster
-from baton.redis_url import CLUSTER
+from baton.redis_url import CLUSTER, PASSWORD_FILE
 
 NOT_ENOUGH = "does not allow this user enough ({}); docs/security.md has the ACL that it needs"
 WRONG_PASSWORD = "refused the password ({}); put the right one into {}"  # noqa: S105
@@ -37,7 +37,7 @@ def refusal(client: Redis, url: str, error: BaseException, key: str) -> str:
     text = " ".join(str(error).split())
     if _lacks_a_permission(error):
         return hide_password(client, NOT_ENOUGH.format(text))
-    return hide_password(client, WRONG_PASSWORD.format(text, f"{key} or {key}_password_file"))
+    return hide_password(client, WRONG_PASSWORD.format(text, f"{key} or its {PASSWORD_FILE}"))
 
 
 def hide_password(client: Redis, text: str) -> str:

@@ -28,7 +28,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
-from baton.redis_url import CLUSTER, REDIS, SENTINEL
+from baton.redis_url import CLUSTER, PASSWORD_FILE, REDIS, SENTINEL
 
 FIND_S = 0.25  # s for one Sentinel or node; short enough to ask several
 SENTINEL_PORT = 26379
@@ -74,7 +74,8 @@ class RedisPlace:
             if not service:
                 raise ValueError("the master's name is missing")
         own = dict(pair for pair in parse_qsl(parts.query) if pair[0] in _SENTINELS_OWN)
-        query = urlencode([pair for pair in parse_qsl(parts.query) if pair[0] not in own])
+        others = [pair for pair in parse_qsl(parts.query) if pair[0] not in (*own, PASSWORD_FILE)]
+        query = urlencode(others)
         if "#" in rest:
             raise ValueError("a # must be percent-encoded")
         plain = f"{scheme.partition('+')[0]}://{credentials}{at}/{database}?{query}"

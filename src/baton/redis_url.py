@@ -9,6 +9,7 @@ REDIS = ("redis", "rediss")
 SENTINEL = ("redis+sentinel", "rediss+sentinel")
 CLUSTER = ("redis+cluster", "rediss+cluster")
 KINDS = "redis://, redis+sentinel:// or redis+cluster://, with rediss for TLS"
+PASSWORD_FILE = "password_file"  # noqa: S105 (an option of the URL, for Baton alone)
 FORM = (
     "redis://[[USER]:PASSWORD@]HOST:PORT/DB, redis+sentinel://HOST:PORT,HOST:PORT/MASTER or "
     "redis+cluster://HOST:PORT,HOST:PORT"
@@ -19,7 +20,7 @@ def not_a_url(key: str) -> str:
     """Return the error for a setting that is not a Redis URL; its value may be a password."""
     return (
         f"{key} is not a Redis URL: it must look like {FORM}, with the password percent-encoded or in a file "
-        f"({key}_password_file)"
+        f"(?{PASSWORD_FILE}=FILE at the end)"
     )
 
 
@@ -44,6 +45,11 @@ def has_password(url: str) -> bool:
     credentials, place = _parts(url)
     options = parse_qs(place.partition("?")[2])
     return bool(credentials.partition(":")[2]) or "password" in options or "sentinel_password" in options
+
+
+def password_file(url: str) -> str:
+    """Return the path of the file with the URL's password, or ""."""
+    return parse_qs(_parts(url)[1].partition("?")[2]).get(PASSWORD_FILE, [""])[0]
 
 
 def _parts(url: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from baton.protos import scheduler_pb2 as pb
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 STEP_S = 0.05
 SPREAD = 0.6  # standard deviation of the logarithm of lengths
-QUEUE_FACTOR = 1.25  # scheduler.max_queue_factor
+QUEUE_FACTOR = 1.25  # MAX_QUEUE_FACTOR of the settings
 CHUNK = 256  # prompt tokens in a step that also decodes
 
 

@@ -67,7 +67,9 @@ class Workload:
         mounts = self.container.get("volumeMounts", [])
         return {one["mountPath"]: (one, volumes.get(one["name"], {})) for one in mounts}
 
-    def secret_at(self, path):
+    def secret_at(self, setting):
+        """Return the secret and its key at a path, or that a setting names as file:PATH."""
+        path = getattr(setting, "get_secret_value", lambda: setting)().removeprefix("file:")
         _, volume = self.mounts.get(str(Path(path).parent), ({}, {}))
         return volume.get("secret", {}).get("secretName", ""), Path(path).name
 
@@ -84,7 +86,8 @@ class Workload:
                 resource = source["resourceFieldRef"]["resource"].removeprefix("limits.")
                 found[one["name"]] = self.limit(resource)
             else:
-                found[one["name"]] = one.get("value", "")
+                given = one.get("value", "")
+                found[one["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], given)
         return found
 
     def limit(self, resource):
@@ -125,7 +128,7 @@ class Workload:
             return list(self.ports.values())
         if self.kind == "ca":
             return [addresses.split(self.listens[0])[1]]
-        if setting == "handoff.port":
+        if setting == "handoff.listen":
             return self.handoff_ports
         section, _, key = setting.partition(".")
         value = getattr(getattr(self.settings, section), key)
@@ -201,7 +204,7 @@ class RayManifests(Manifests):
     def arguments(self):
         """The application's arguments, with the checkout's files. Raises ConfigError."""
         given = in_checkout(self.serve["applications"][0]["args"])
-        given.get("router", {}).pop("api_key_file", None)  # only pods have the file
+        given.get("router", {}).pop("api_key", None)  # only pods have the file
         return read(given)
 
 

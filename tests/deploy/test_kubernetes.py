@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from baton import addresses
 from baton.protos import worker_pb2
+from baton.redis_url import password_file
 from baton.security.authority import KEPT, KEY, TOKENS
 from baton.security.authority import ROOT as CA_CERTIFICATE
 from baton.services import identities
@@ -35,7 +36,8 @@ from tests.deploy.network_policies import matches
 
 OVERLAYS = ("cpu", "gpu", "lws")
 VERSIONS = ("1.30", "1.37")  # the oldest in docs/clusters.md, and the newest known
-OTHER_VARIABLES = {"HF_HUB_OFFLINE", "OMP_NUM_THREADS"}  # read by Baton's libraries
+# Read by Baton's libraries, or parts of other variables.
+OTHER_VARIABLES = {"HF_HUB_OFFLINE", "OMP_NUM_THREADS", "GROUP", "GROUP_RANK"}
 KUBELET_GRACE_S = 15.0  # time that a process has to end after its drain
 HOME = f"/home/{dockerfile.user()}"
 HEALTH_CHECK = f"{dockerfile.workdir()}/deploy/healthcheck.py"
@@ -203,7 +205,7 @@ def test_commands(manifests):
         (
             "scheduler",
             ("ca", "scheduler", "router", "worker"),
-            {"address", "metrics_port", "store_password_file"},
+            {"address", "metrics_port", "store"},
         ),
         ("engine", ("ca", "router", "worker"), set()),
         ("handoff", ("worker",), set()),
@@ -292,8 +294,8 @@ def test_pods_have_time_to_drain(manifests):
 
 def test_files_in_settings_are_mounted(manifests):
     router, scheduler, redis = (manifests.workload(name) for name in ("router", "scheduler", "redis"))
-    assert router.secret_at(router.settings.router.api_key_file) in secrets()
-    assert scheduler.secret_at(scheduler.settings.scheduler.store_password_file) in secrets()
+    assert router.secret_at(router.settings.router.api_key) in secrets()
+    assert scheduler.secret_at(password_file(scheduler.settings.scheduler.store)) in secrets()
     read = set(re.findall(r"/run/secrets/[\w/.-]+", json.dumps(redis.container["command"])))
     assert read
     assert {redis.secret_at(path) for path in read} <= secrets()
@@ -309,7 +311,7 @@ def test_files_in_settings_are_mounted(manifests):
 def test_processes_join_with_a_token_of_their_role(manifests):
     for one in manifests.ours:
         if one.kind != "ca":
-            found = one.secret_at(one.settings.security.token_file)
+            found = one.secret_at(one.settings.security.token)
             assert found in secrets()
             assert found[0] == f"{one.kind}-token"
             assert Path(one.settings.security.folder).is_relative_to(HOME), one

@@ -17,7 +17,7 @@ DIALS = [
     ("router", "worker", "worker.listen"),
     ("worker", "scheduler", "scheduler.address"),
     ("scheduler", "worker", "worker.listen"),
-    ("worker", "worker", "handoff.port"),
+    ("worker", "worker", "handoff.listen"),
     ("worker", "worker", "worker.listen"),
     ("scheduler", "ca", "security.join"),
     ("router", "ca", "security.join"),

@@ -106,7 +106,7 @@ def test_options_of_nodes(manifests):
 
 
 def test_keys_are_mounted_and_the_ca_is_at_home(manifests):
-    path = manifests.serve["applications"][0]["args"]["router"]["api_key_file"]
+    path = manifests.serve["applications"][0]["args"]["router"]["api_key"]
     for one in manifests.workloads:  # any node may have a router
         assert one.secret_at(path) in secrets(), one
     assert Path(manifests.arguments.settings.security.ca).is_relative_to("~")

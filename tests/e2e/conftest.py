@@ -6,6 +6,7 @@ import pytest
 
 from harness.collector import SENT_SOON, collecting
 from harness.deployment import deployment, stock_vllm
+from harness.support import QUICK
 from tests.e2e.sharing import SHARING
 
 SLOW_CLIENT_S = 4.0  # router.slow_client_s of one_pair
@@ -35,10 +36,13 @@ def one_pair(tmp_path_factory, collector):
         config = {
             # Frequent heartbeats, so that changes show within a second. By default this model recomputes a
             # long prompt rather than pull it.
-            "scheduler": {"heartbeat_s": 0.2, "prefix_pull_s": 0.01},
             "tracing": collector.settings,
             "slo": {"ttft_ms": 1e6},  # no request is traced for being slow
-            "constants": {"baton.services.router.serving:SLOW_CLIENT_S": SLOW_CLIENT_S},
+            "constants": {
+                **QUICK,
+                "baton.services.config.workers:PREFIX_PULL_S": 0.01,
+                "baton.services.router.serving:SLOW_CLIENT_S": SLOW_CLIENT_S,
+            },
         }
         made = deployment(tmp_path_factory.mktemp("one-pair"), environment=SENT_SOON, **config)
         _running["one_pair"] = _ends.enter_context(made).up()

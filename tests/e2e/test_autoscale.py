@@ -19,10 +19,9 @@ DECODE = scheduler_pb2.ROLE_DECODE
 def scaled(tmp_path_factory):
     config = {
         "engine": {"max_num_seqs": 4},
-        "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
-        "autoscale": {
-            **{"mode": "on", "max_prefill": 1, "max_decode": 2, "down_after_s": 2.0},
-        },
+        "scheduler": {"worker_lease_s": 2.0},
+        "autoscale": {"mode": "on", "prefill": "1-1", "decode": "1-2"},
+        "constants": {"baton.services.fleet.goals:DOWN_AFTER_S": 2.0},
     }
     with deployment(tmp_path_factory.mktemp("scaled"), **config) as one:
         yield one.up(1, 1)

@@ -186,7 +186,7 @@ def test_redis_that_refuses(tmp_path):
             "--schedulers is 2 and scheduler.store is memory, so",
         ),
         ("status --scheduler 127.0.0.1:9,127.0.0.1:8", "does not answer"),
-        ("scheduler --worker-lease-s 1 --heartbeat-s 1", "is less than two heartbeat_s"),
+        ("scheduler --heartbeat-s 1", "scheduler.heartbeat_s is no longer set: it is a fifth of"),
         ("prefill --model {model} --listen nope", "worker.listen: value 'nope'"),
         (
             "batch {bad} out.jsonl --model {model} --url nonsense",

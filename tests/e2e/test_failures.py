@@ -15,7 +15,7 @@ from harness.deployment import MODEL_NAME, deployment, free_blocks, idle
 from harness.fake_worker import until
 from harness.greedy import GREEDY, ask
 from harness.prompts import prompts
-from harness.support import CALL_S, PATIENCE, eventually
+from harness.support import CALL_S, PATIENCE, QUICK, eventually
 
 LONG = {"max_tokens": 900, **GREEDY}
 LEASE_S = 2.0  # lease of workers; a hung one is noticed after this
@@ -27,7 +27,8 @@ LONGEST_PAUSE_S = 15.0  # for a busy machine; an idle one takes a lease and a fr
 def two_pairs(tmp_path_factory, collector):
     """Start 2P2D. These tests kill its processes, and `baton up` restarts them."""
     config = {
-        "scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.2},
+        "scheduler": {"worker_lease_s": LEASE_S},
+        "constants": QUICK,
         "tracing": collector.settings,
         "slo": {"ttft_ms": 1e6},  # no request is traced for being slow
     }

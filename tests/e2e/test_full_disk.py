@@ -11,7 +11,7 @@ from harness import zygote
 from harness.deployment import MODEL_NAME, START_S, Process, deployment
 from harness.greedy import GREEDY, token_ids
 from harness.prompts import prompts
-from harness.support import eventually
+from harness.support import QUICK, eventually
 
 CLONE_NEWNS = 0x00020000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
@@ -48,7 +48,7 @@ def test_without_room_all_is_answered(one_pair, tmp_path):
     """The decode worker recomputes prompts."""
     logs = tmp_path / "logs"
     logs.mkdir()
-    with deployment(tmp_path, scheduler={"heartbeat_s": 0.2}, router={"log_level": "debug"}) as one:
+    with deployment(tmp_path, constants=QUICK, router={"log_level": "debug"}) as one:
         line = ["up", "--config", str(one.config_file), "--log-dir", str(logs)]
         forked = zygote.shared().start("up", f"{__name__}:run", tmp_path, arguments=line, log_dir=str(logs))
         one.processes["up"] = Process("up", forked, forked.log)

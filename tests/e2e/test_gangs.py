@@ -15,7 +15,7 @@ from harness.architectures.experts import deepseek_v3
 from harness.architectures.language import prompt
 from harness.deployment import deployment
 from harness.greedy import ask
-from harness.support import CALL_S, PATIENCE, eventually, gone
+from harness.support import CALL_S, PATIENCE, QUICK, eventually, gone
 
 WRITTEN, LONG = 16, 160
 MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
@@ -69,10 +69,9 @@ def case(tmp_path_factory):
 
 @pytest.mark.timeout(300)
 def test_gangs_over_tls_answer_like_one_engine_and_come_back(case, tmp_path):
-    fleet = {"prefill_engine": GANG, "decode_engine": GANG}
+    fleet = {"engines": {"prefill": GANG, "decode": GANG}}
     security = {"tls": True, "ca": str(tmp_path / "ca")}
-    scheduler = {"heartbeat_s": 0.2}  # the long answer shows while it is computed
-    with case.deployment(tmp_path / "up", fleet=fleet, security=security, scheduler=scheduler) as one:
+    with case.deployment(tmp_path / "up", fleet=fleet, security=security, constants=QUICK) as one:
         one.up(1, 1, 0)
         first = members(one)
         assert first
@@ -113,9 +112,10 @@ def test_gangs_over_tls_answer_like_one_engine_and_come_back(case, tmp_path):
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: four engines on a busy machine")
 def test_a_second_gang_comes_and_goes_with_the_load(case, tmp_path):
     config = {
-        "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
-        "autoscale": {"mode": "on", "max_prefill": 1, "max_decode": 2, "down_after_s": 3.0},
-        "fleet": {"decode_engine": {**GANG, "max_num_seqs": 4}},
+        "scheduler": {"worker_lease_s": 2.0},
+        "autoscale": {"mode": "on", "prefill": "1-1", "decode": "1-2"},
+        "constants": {"baton.services.fleet.goals:DOWN_AFTER_S": 3.0},
+        "fleet": {"engines": {"decode": {**GANG, "max_num_seqs": 4}}},
     }
     with case.deployment(tmp_path / "up", **config) as one:
         one.up(1, 1, 0)

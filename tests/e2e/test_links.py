@@ -37,7 +37,7 @@ class Told:
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory):
-    scheduler = {"heartbeat_s": 0.2, "worker_lease_s": LEASE_S, "idle_decode_tokens": 0}
+    scheduler = {"worker_lease_s": LEASE_S, "idle_decode_tokens": 0}
     with wired(tmp_path_factory.mktemp("links"), {"scheduler": scheduler}) as one:
         yield one
 

@@ -14,7 +14,7 @@ from harness.greedy import ask
 from harness.live_page import live_page
 from harness.prompts import prompts
 from harness.scheduling import until
-from harness.support import PATIENCE, ROOT, free_port
+from harness.support import PATIENCE, QUICK, ROOT, free_port
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
@@ -28,7 +28,7 @@ TAKE = "TAKE_SCREENSHOTS"  # environment variable that updates the documentation
 def watched(tmp_path_factory):
     """Start 1P2D with a live page."""
     listen = f"127.0.0.1:{free_port()}"
-    settings = {"scheduler": {"heartbeat_s": 0.2}, "ops": {"listen": listen}}
+    settings = {"constants": QUICK, "ops": {"listen": listen}}
     with deployment(tmp_path_factory.mktemp("watched"), **settings) as one:
         yield one.up(1, 2)
 

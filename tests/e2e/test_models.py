@@ -17,9 +17,9 @@ START_S = 30.0
 def two(tmp_path_factory):
     """Serve the demo model with drafts by a prefill and a decode worker, and without by a mixed one."""
     models = {
-        "drafting": {"prefill": 1, "decode": 1},
+        "drafting": {"workers": {"prefill": 1, "decode": 1}},
         "plain": {
-            "mixed": 1,
+            "workers": {"mixed": 1},
             "engine": {"model": str(MODEL), "speculative_config": None},
             "scheduler": {"address": f"127.0.0.1:{free_port()}"},
         },

@@ -53,7 +53,7 @@ class Spread:
     def start_gang(self, gang, command):
         """Start a member on each host, as by hand."""
         for rank in (0, 1):
-            own = ("--gang", gang, "--gang-rank", str(rank), "--worker-id", f"{gang}.r{rank}")
+            own = ("--gang", f"{gang}/{rank}", "--worker-id", f"{gang}.r{rank}")
             forks_ranks = "--tensor-parallel-size" in command
             self.start(f"{gang}.r{rank}", rank, *command, *own, "--cpu", str(rank), forks_ranks=forks_ranks)
 
@@ -98,8 +98,10 @@ def spread(folder, model):
         config = {
             "engine": engine | {"max_model_len": 1024, "max_num_seqs": 16, "kv_cache_gib": 0.25},
             "fleet": {
-                "prefill_engine": {"tensor_parallel_size": 2},
-                "decode_engine": {"data_parallel_size": 2, "expert_parallel": True},
+                "engines": {
+                    "prefill": {"tensor_parallel_size": 2},
+                    "decode": {"data_parallel_size": 2, "expert_parallel": True},
+                },
             },
             "scheduler": {"address": f"{hosts[0].address}:7400"},
             "router": {"host": hosts[0].address, "port": 8000},

@@ -7,7 +7,7 @@ import pytest
 
 from harness.deployment import MODEL_NAME, deployment, free_blocks, idle
 from harness.poison import FOLDER, dose
-from harness.support import CALL_S, eventually
+from harness.support import CALL_S, QUICK, eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -18,8 +18,7 @@ KILLED = "died (signal SIGKILL)"  # likewise
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    scheduler = {"heartbeat_s": 0.2}
-    with deployment(tmp_path_factory.mktemp("poison"), path=FOLDER, scheduler=scheduler) as one:
+    with deployment(tmp_path_factory.mktemp("poison"), path=FOLDER, constants=QUICK) as one:
         yield one.up()
 
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import yaml
 
+from baton.services.fleet.goals import DOWN_AFTER_S
 from harness.deployment import ENGINE, MODEL_NAME
 from harness.ray_head import RayCluster, ray_autoscaler
 from harness.support import BATON, CALL_S, ROOT, eventually, free_port
@@ -71,11 +72,11 @@ def up(tmp_path):
     }
     config = {
         "engine": {**ENGINE, "max_num_seqs": 4},
-        "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
+        "scheduler": {"worker_lease_s": 2.0},
         "router": {"port": port},
         "handoff": {"staging_mib": 64},
         "security": {"ca": str(tmp_path / "ca")},
-        "autoscale": {"mode": "on", "down_after_s": 4.0},
+        "autoscale": {"mode": "on"},
         "prefill_config": {**side, "deployment_config": {"autoscaling_config": {"max_replicas": 1}}},
         "decode_config": side,
     }
@@ -141,7 +142,10 @@ async def test_a_worker_comes_on_a_new_node_and_goes_with_it(up):
     assert set(answers) == {TOKENS}  # all are complete
 
     await asyncio.to_thread(
-        eventually, lambda: re.search(r"worker-2 +has left", up.text), 40, "it drains and leaves"
+        eventually,
+        lambda: re.search(r"worker-2 +has left", up.text),
+        DOWN_AFTER_S + 40,
+        "it drains and leaves",
     )
     await asyncio.to_thread(eventually, lambda: up.nodes == 1, 40, "its node goes")
     assert "died" not in up.text

@@ -64,7 +64,6 @@ class Local:
             found[f"{role}_config"]["placement_group_config"] = {"bundles": [{"CPU": 0.5}]}
         own = {
             "router": {"port": self.port},
-            "scheduler": {"heartbeat_s": 0.2},
             "handoff": {"staging_mib": 64},
         }
         for section, values in (own | more).items():

@@ -80,7 +80,7 @@ def configuration(port, folder):
     keys.write_text(KEY)
     keys.chmod(0o600)
     args = found["applications"][0]["args"] = in_checkout(found["applications"][0]["args"])
-    args["router"]["api_key_file"] = str(keys)
+    args["router"]["api_key"] = f"file:{keys}"
     args |= {"security": {"ca": str(folder / "ca")}, "handoff": {"staging_mib": 64}}
     args["ingress_deployment_config"] = {"num_replicas": 1, **QUICK}
     args["prefill_config"]["deployment_config"] |= QUICK

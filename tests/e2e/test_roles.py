@@ -12,7 +12,7 @@ from harness.deployment import MODEL_NAME, deployment, idle
 from harness.fake_worker import until
 from harness.greedy import ask
 from harness.prompts import prompts
-from harness.support import CALL_S, eventually
+from harness.support import CALL_S, QUICK, eventually
 
 FLIPS = 4
 AT_ONCE = 4  # requests
@@ -23,7 +23,7 @@ ROLES = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory):
     """Start 1P2D. Tests leave it with these roles."""
-    scheduler = {"heartbeat_s": 0.2, "worker_lease_s": 2.0}
+    scheduler = {"worker_lease_s": 2.0}
     with deployment(tmp_path_factory.mktemp("trio"), scheduler=scheduler) as one:
         yield one.up(1, 2)
 
@@ -167,7 +167,8 @@ async def test_a_prefill_worker_covers_for_lost_decode_workers(trio):
 async def test_the_scheduler_balances_by_itself(tmp_path_factory):
     config = {
         "engine": {"max_num_batched_tokens": 128},  # so that a prompt takes many steps
-        "scheduler": {"heartbeat_s": 0.2, "rebalance_after_s": 1.0},
+        "autoscale": {"mode": "roles"},
+        "constants": {**QUICK, "baton.scheduler.service:BALANCE_AFTER_S": 1.0},
     }
     with deployment(tmp_path_factory.mktemp("balance"), **config) as one:
         one.up(1, 2)

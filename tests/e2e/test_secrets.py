@@ -77,14 +77,14 @@ def test_nothing_shows_them(tmp_path):
     ("command", "said"),
     [
         (["router", "--api-key", KEY, "--engine-args", f'{{"hf_token": "{TOKEN}"'], "is not valid JSON"),
-        (["router", "--api-key", KEY, "--api-key-file", "/nowhere"], "leave one out"),
+        (["router", "--api-key", KEY, "--keys-file", "/nowhere"], "leave it out"),
         (["scheduler", "--store", f"redis://:{PASSWORD}/x@127.0.0.1/0"], "is not a Redis URL"),
         (
             ["scheduler", "--store", f"redis:/{PASSWORD}"],
             "use memory, redis://, redis+sentinel:// or redis+cluster://",
         ),
-        (["scheduler", "--store-password-file", "/nowhere"], "cannot read '/nowhere'"),
-        (["up", "--model", "{model}", "--api-key-file", "/nowhere"], "cannot read '/nowhere'"),
+        (["scheduler", "--store", "redis://h?password_file=/nowhere"], "cannot read '/nowhere'"),
+        (["up", "--model", "{model}", "--api-key", "file:/nowhere"], "cannot read '/nowhere'"),
         (["up", "--model", "{model}", "--engine-args", f'{{"model": "{TOKEN}"}}'], "is not for you to set"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from bench.prompts import dialogues
 from harness.deployment import MODEL_NAME, deployment
-from harness.support import ROOT, eventually
+from harness.support import QUICK, ROOT, eventually
 
 DEMO = ROOT / "deploy" / "demo-model"
 FORGETFUL = ROOT / "harness" / "forgetful"
@@ -87,9 +87,10 @@ def aggregated(prompts, tmp_path_factory):
 
 def configured(folder, aggregated, path=None):
     reference = round(first_acceptance(aggregated), 3)
-    worker = {"acceptance_reference": reference}
-    scheduler = {"heartbeat_s": 0.2, "idle_decode_tokens": 0}  # every prompt is handed over
-    return deployment(folder, path=path, constants=SOON, engine=ENGINE, worker=worker, scheduler=scheduler)
+    spec = {**ENGINE["speculative_config"], "acceptance_reference": reference}
+    engine = {**ENGINE, "speculative_config": spec}
+    scheduler = {"idle_decode_tokens": 0}  # every prompt is handed over
+    return deployment(folder, path=path, constants=SOON | QUICK, engine=engine, scheduler=scheduler)
 
 
 @pytest.mark.timeout(300)

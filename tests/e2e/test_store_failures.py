@@ -19,8 +19,8 @@ from harness.prompts import prompts
 from harness.scheduling import RedisServer
 from harness.support import eventually
 
-LEASE_S = 2.0  # lease of placements
 WORKER_LEASE_S = 2.0
+LEASE_S = 3 * WORKER_LEASE_S  # of placements
 CLIENTS = 2  # clients that send one request after another
 ANSWERS = 3  # answers in every phase of a failure
 TOKENS = 4
@@ -58,8 +58,6 @@ def site(tmp_path_factory):
     scheduler = {
         "store": redis.url,
         "worker_lease_s": WORKER_LEASE_S,
-        "heartbeat_s": WORKER_LEASE_S / 4,
-        "placement_lease_s": LEASE_S,
     }
     with redis, deployment(folder / "baton", scheduler=scheduler) as one:
         one.up(0, 0, mixed=1)

@@ -14,7 +14,7 @@ import pytest
 
 from harness import zygote
 from harness.deployment import MODEL_NAME, START_S, Process, deployment
-from harness.support import BATON, CALL_S, PATIENCE, eventually, free_port
+from harness.support import BATON, CALL_S, PATIENCE, QUICK, eventually, free_port
 
 F_SETPIPE_SZ = 1031
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
@@ -63,7 +63,7 @@ def test_it_serves_whatever_becomes_of_its_output(tmp_path):
     fifo, logs = tmp_path / "out", tmp_path / "logs"
     os.mkfifo(fifo)
     proxy = f"http://127.0.0.1:{free_port()}"
-    with deployment(tmp_path, scheduler={"heartbeat_s": 0.2}, router={"drain_timeout_s": 60}) as one:
+    with deployment(tmp_path, constants=QUICK, router={"drain_timeout_s": 60}) as one:
         line = ["up", "--mixed", "1", "--config", str(one.config_file), "--log-dir", str(logs)]
         forked = zygote.shared().start(
             "up", f"{__name__}:run", tmp_path, arguments=line, fifo=str(fifo), proxy=proxy

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from harness.deployment import MODEL_NAME, deployment
-from harness.support import PATIENCE, eventually, family, gone, listening, segments
+from harness.support import PATIENCE, QUICK, eventually, family, gone, listening, segments
 
 
 def listen_everywhere(one):
@@ -144,7 +144,7 @@ def test_what_cannot_come_back_is_done_without(tmp_path):
 
     `baton up` ends with an error when no worker is left.
     """
-    with deployment(tmp_path / "again", scheduler={"heartbeat_s": 0.2}) as one:
+    with deployment(tmp_path / "again", constants=QUICK) as one:
         one.up()
         process = one.processes["up"]
 

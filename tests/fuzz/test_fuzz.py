@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from harness.deployment import deployment, free_blocks, idle
-from harness.support import CALL_S, eventually
+from harness.support import CALL_S, QUICK, eventually
 from tests.fuzz.cuts import cuts, perform
 
 # Examples per operation, each sent as several bodies. Hypothesis begins with the simplest one, an empty body.
@@ -26,7 +26,7 @@ SETTINGS = settings(
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     """Start a prefill and a decode worker. Frequent heartbeats soon show that nothing is left behind."""
-    with deployment(tmp_path_factory.mktemp("target"), scheduler={"heartbeat_s": 0.1}) as one:
+    with deployment(tmp_path_factory.mktemp("target"), constants=QUICK) as one:
         yield one.up()
 
 

@@ -50,8 +50,8 @@ def engine(model):
 
 
 def encoding(model):
-    own = HandoffSettings(host="127.0.0.1", embeddings_mib=8, transports=["shm", "tcp"])
-    config = own.model_dump(exclude={"enabled"}) | {"worker_id": "encoder", "lease_s": 0.0}
+    own = HandoffSettings(listen="127.0.0.1:0", transports=["shm", "tcp"])
+    config = own.connector | {"worker_id": "encoder", "lease_s": 0.0}
     changes = {
         "kv_transfer_config": None,
         "ec_transfer_config": image_connector("ec_producer", config),

@@ -172,7 +172,7 @@ PREEMPTED.preempted_req_ids = {"r"}
     ],
 )
 def test_a_step_that_overwrites_what_is_to_be_saved_saves_nothing(step, why):
-    extra = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
+    extra = HandoffSettings(listen="127.0.0.1:0").connector
     config = HandoffConfig.from_extra_config(extra | {"worker_id": "w"})
     groups = CacheGroup(32), CacheGroup(32, window=33), CacheGroup(512, state="s")
     side = SchedulerSide(config, groups, 100)
@@ -198,7 +198,7 @@ def test_a_step_that_overwrites_what_is_to_be_saved_saves_nothing(step, why):
 
 
 def test_a_window_is_for_a_request_that_ends_with_its_prompt():
-    extra = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
+    extra = HandoffSettings(listen="127.0.0.1:0").connector
     side = SchedulerSide(HandoffConfig.from_extra_config(extra | {"worker_id": "w"}), (CacheGroup(32),), 100)
     side.set_ranks({0: RankHandshake(0, "", "nowhere:0", "nowhere:0", 8, True, "00", {})})
     step = Step(320, list(range(1, 11)))
@@ -224,7 +224,7 @@ def test_a_window_is_for_a_request_that_ends_with_its_prompt():
 
 def test_ranks_on_another_machine():
     """They are dialled at their published addresses, and their clocks are ignored here."""
-    extra = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
+    extra = HandoffSettings(listen="127.0.0.1:0").connector
     side = SchedulerSide(HandoffConfig.from_extra_config(extra | {"worker_id": "w"}), (CacheGroup(32),), 100)
     here = RankHandshake(0, host_id(), "127.0.0.1:1", "a:1", 8, True, "00", {})
     side.set_ranks({0: here, 1: RankHandshake(1, "elsewhere", "127.0.0.1:1", "b:1", 8, True, "00", {})})

@@ -43,7 +43,7 @@ V1 = {
 V1[THINKS]["engine"]["reasoning_parser"] = "qwen3"
 ALL = V2 | V1
 for one in (V2["shm"], V2["mtp-baton"], V1["v1-sync"]):
-    one["decode"] = 2
+    one["workers"]["decode"] = 2
 # Fields of each arm's requests, chosen so that a worker calls all patches.
 WISHES = (
     {},
@@ -96,7 +96,7 @@ def tried(folder, arms, **environment):
     further = {entered.FILE: str(entries), **environment}
     os.environ |= further
     try:
-        with serving(folder, arms, ENGINE, START_S * PATIENCE, scheduler={"heartbeat_s": 0.2}) as served:
+        with serving(folder, arms, ENGINE, START_S * PATIENCE) as served:
             found = Trial(failed=served.failed)
             asyncio.run(_ask(served, found))
     finally:
@@ -117,7 +117,7 @@ async def _ask(served, found):
             found.reports[name] = report
             print(report.row(name), flush=True)
         for name in served.arms:
-            if served.one.config["models"][name].get("decode", 0) > 1:
+            if served.one.config["models"][name]["workers"].get("decode", 0) > 1:
                 report = found.reports[name]
                 report.continued = await _kill(http, served, name, report)
                 print(report.row(name), flush=True)

@@ -165,10 +165,14 @@ async def test_a_role_change_is_a_call_with_the_fence(topic):
         assert fence > 0
 
 
-async def test_rebalancing_needs_no_goals(topic, monkeypatch):
+async def test_roles_alone_change(topic, monkeypatch):
     monkeypatch.setattr("baton.scheduler.autoscaler.BALANCE_S", 0.05)
-    options = {"rebalance_after_s": 0.1, "idle_decode_tokens": 0, "max_queued_prompt_tokens": 2_000}
-    async with scheduler("memory", topic, None, **options) as (server, client), flipping(client) as flips:
+    monkeypatch.setattr("baton.scheduler.service.BALANCE_AFTER_S", 0.1)
+    options = {"idle_decode_tokens": 0, "max_queued_prompt_tokens": 2_000}
+    async with (
+        scheduler("memory", topic, goals("roles"), **options) as (server, client),
+        flipping(client) as flips,
+    ):
         for request_id in ("a", "b"):  # together more than two steps of the prefill worker
             await place(client, request_id, prompt=600)
         await until(lambda: flips.asked)

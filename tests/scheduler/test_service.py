@@ -15,7 +15,7 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import NoCapacity, Refused, StaleWorker
 from baton.scheduler.need import need_to_wire
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.types import PlacementLimits, same_limits
+from baton.scheduler.types import LIMITS, same_limits
 from baton.scheduler.worker_session import WorkerSession
 from baton.security.names import Role
 from baton.services.config import PolicySettings
@@ -192,7 +192,7 @@ async def test_a_snapshot_has_every_limit(topic):
         idle_decode_tokens=13,
         prefix_pull_s=0.25,
     )
-    assert all(getattr(options, name) for name in PlacementLimits.__annotations__)
+    assert all(getattr(options, name) for name in LIMITS)
     async with SchedulerServer(options) as running, aio_channel(running.address, Role.SCHEDULER) as channel:
         snapshot = await rpc.SchedulerStub(channel).Snapshot(pb.SnapshotRequest(), timeout=20)
         assert same_limits(snapshot, options)

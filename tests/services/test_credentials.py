@@ -20,9 +20,17 @@ def file(tmp_path):
     return made
 
 
+def keys(path):
+    return RouterSettings(api_key=f"file:{path}")
+
+
+def store(path):
+    return f"redis://host:6379/0?password_file={path}"
+
+
 def test_every_line_is_a_key(file, caplog):
     file.write_text("\ufeff# new\n one \n\n\t# old\ntwo\r\n")
-    assert credentials.api_keys(RouterSettings(api_key_file=str(file))) == ["one", "two"]
+    assert credentials.api_keys(keys(file)) == ["one", "two"]
     assert not caplog.records
 
 
@@ -31,7 +39,7 @@ def test_precedence_of_keys(file, monkeypatch):
     assert credentials.api_keys(RouterSettings()) == []
     monkeypatch.setenv("VLLM_API_KEY", "stock")
     assert credentials.api_keys(RouterSettings()) == ["stock"]
-    assert credentials.api_keys(RouterSettings(api_key_file=str(file))) == ["of-the-file"]
+    assert credentials.api_keys(keys(file)) == ["of-the-file"]
     assert credentials.api_keys(load({"router": {"api_key": "own"}}).router) == ["own"]
     monkeypatch.setenv("VLLM_API_KEY", "")
     monkeypatch.setenv("BATON_ROUTER__API_KEY", "")
@@ -49,8 +57,8 @@ def test_precedence_of_keys(file, monkeypatch):
 )
 def test_a_file_without_a_key_is_refused(file, text, said):
     file.write_bytes(text)
-    with pytest.raises(ConfigError, match=r"^router\.api_key_file: ") as error:
-        credentials.check(Settings(router=RouterSettings(api_key_file=str(file))))
+    with pytest.raises(ConfigError, match=r"^router\.api_key: ") as error:
+        credentials.check(Settings(router=keys(file)))
     assert said in str(error.value)
     assert str(file) in str(error.value)
     assert "c4nary" not in str(error.value)
@@ -58,19 +66,19 @@ def test_a_file_without_a_key_is_refused(file, text, said):
 
 def test_a_file_that_cannot_be_read(tmp_path):
     for path, said in ((tmp_path / "nowhere", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(ConfigError, match=rf"router\.api_key_file: cannot read .*{said}"):
-            credentials.api_keys(RouterSettings(api_key_file=str(path)))
-        with pytest.raises(ConfigError, match=rf"scheduler\.store_password_file: cannot read .*{said}"):
-            credentials.store_password(SchedulerSettings(store_password_file=str(path)))
-        with pytest.raises(ConfigError, match=rf"router\.keys_store_password_file: cannot read .*{said}"):
-            credentials.check(Settings(router=RouterSettings(keys_store_password_file=str(path))))
+        with pytest.raises(ConfigError, match=rf"router\.api_key: cannot read .*{said}"):
+            credentials.api_keys(keys(path))
+        with pytest.raises(ConfigError, match=rf"scheduler\.store: cannot read .*{said}"):
+            credentials.store_password(SchedulerSettings(store=store(path)))
+        with pytest.raises(ConfigError, match=rf"router\.keys_store: cannot read .*{said}"):
+            credentials.check(Settings(router=RouterSettings(keys_store=store(path))))
 
 
 def test_a_file_readable_by_all_is_warned_of(file, caplog):
     file.write_text("c4nary")
     file.chmod(0o644)
     with caplog.at_level(logging.WARNING, credentials.__name__):
-        assert credentials.api_keys(RouterSettings(api_key_file=str(file))) == ["c4nary"]
+        assert credentials.api_keys(keys(file)) == ["c4nary"]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert str(file) in record.getMessage()
@@ -79,9 +87,9 @@ def test_a_file_readable_by_all_is_warned_of(file, caplog):
 
 def test_the_stores_password(file):
     file.write_text("#a b\n")
-    assert credentials.store_password(SchedulerSettings(store_password_file=str(file))) == "#a b"
+    assert credentials.store_password(SchedulerSettings(store=store(file))) == "#a b"
     assert credentials.store_password(SchedulerSettings()) == ""
-    assert credentials.keys_store_password(RouterSettings(keys_store_password_file=str(file))) == "#a b"
+    assert credentials.keys_store_password(RouterSettings(keys_store=store(file))) == "#a b"
     assert credentials.keys_store_password(RouterSettings()) == ""
 
 
@@ -89,10 +97,10 @@ def test_the_stores_password(file):
 def test_a_password_is_one_line(file, text):
     file.write_text(text)
     with pytest.raises(ConfigError, match="on one line") as error:
-        credentials.store_password(SchedulerSettings(store_password_file=str(file)))
+        credentials.store_password(SchedulerSettings(store=store(file)))
     assert "c4nary" not in str(error.value)
     with pytest.raises(ConfigError, match="on one line") as error:
-        credentials.keys_store_password(RouterSettings(keys_store_password_file=str(file)))
+        credentials.keys_store_password(RouterSettings(keys_store=store(file)))
     assert "c4nary" not in str(error.value)
 
 

@@ -88,14 +88,14 @@ async def test_by_joining_and_again_from_what_is_kept(ca, tmp_path):
         def take_on(**more):
             identities.take_on(settings(join=service.address, **more), Role.OPERATOR)
 
-        with pytest.raises(ConfigError, match=r"security\.token_file: .*`baton ca token`"):
+        with pytest.raises(ConfigError, match=r"security\.token: .*`baton ca token`"):
             await asyncio.to_thread(take_on)
         file.write_text(f"{token}\n")
         for _ in range(2):
-            await asyncio.to_thread(take_on, token_file=str(file), folder=str(tmp_path / "kept"))
+            await asyncio.to_thread(take_on, token=f"file:{file}", folder=str(tmp_path / "kept"))
             assert mine().name == Name("baton", Role.OPERATOR)
         with pytest.raises(JoinRefused, match="has no uses left"):
-            await asyncio.to_thread(take_on, token_file=str(file))
+            await asyncio.to_thread(take_on, token=f"file:{file}")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ async def test_by_joining_and_again_from_what_is_kept(ca, tmp_path):
     [
         ("scheduler.address", "scheduler", {"address": "0.0.0.0:7400"}),
         ("worker.listen", "worker", {"listen": "[::]:0"}),
-        ("handoff.host", "handoff", {"host": "10.0.0.5"}),
+        ("handoff.listen", "handoff", {"listen": "10.0.0.5:0"}),
     ],
 )
 def test_what_would_listen_in_plain_text_is_named(key, section, values):
@@ -120,9 +120,9 @@ def test_what_would_listen_in_plain_text_is_named(key, section, values):
     ("values", "text"),
     [
         ({"join": "ca:7443"}, "join without tls"),
-        ({"folder": "x", "token_file": "y"}, "token_file and folder without tls"),
+        ({"folder": "x", "token": "y"}, "token and folder without tls"),
         ({"tls": True, "insecure": True}, "exclude each other"),
-        ({"tls": True, "token_file": "x"}, "token_file without join"),
+        ({"tls": True, "token": "x"}, "token without join"),
         ({"tlss": True}, "did you mean 'tls'"),
     ],
 )

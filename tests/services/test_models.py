@@ -41,9 +41,9 @@ def test_without_entries_there_is_one_model():
 def test_an_entry_inherits_and_replaces_whole_keys(config):
     settings = config(
         {
-            "chat": {"mixed": 2, "encode": 1},
+            "chat": {"workers": {"mixed": 2, "encode": 1}},
             "org/code": {
-                "decode": 3,
+                "workers": {"decode": 3},
                 "engine": {"model": "other", "extra": {"b": 2}, "speculative_config": {"method": "ngram"}},
                 "router": {"max_waiting": 3},
             },
@@ -89,10 +89,11 @@ def test_each_model_has_its_own_scheduler_and_all_have_one_identity(config):
     [
         ({"a": {"engin": {}}}, "unknown key 'models.a.engin'; did you mean 'engine'"),
         ({"a": {"engine": {"modle": "x"}}}, "models.a: unknown key 'engine.modle'; did you mean 'model'"),
-        ({"a": {"decode": -1}}, "models.a.decode"),
-        ({"a": {"engine": {"served_model_name": "b"}}}, "models.a.engine.served_model_name: leave it out"),
+        ({"a": {"workers": {"decode": -1}}}, "models.a.workers.decode"),
+        ({"a": {"decode": 1}}, "models.a.decode is no longer set: set models.NAME.workers"),
+        ({"a": {"engine": {"served_model_name": "b"}}}, "served_model_name: the entry names the model"),
         ({"a": {"router": {"port": 1}}}, "models.a.router.port is about the router's process"),
-        ({"a": {"scheduler": {"worker_lease_s": 0.1}}}, "less than two heartbeat_s"),
+        ({"a": {"scheduler": {"worker_lease_s": 0}}}, "models.a: scheduler.worker_lease_s"),
         ({"a/b": {}, "a-b": {}}, "'a/b' and 'a-b' both have 'a-b' as the name of processes"),
         (
             {"a": {}, "b": {"scheduler": {"address": "127.0.0.1:7400"}}},
@@ -129,7 +130,7 @@ def test_a_command_about_one_model_needs_its_name(config):
         the_one(settings, "cod")
     with pytest.raises(ConfigError, match="has no section 'models'"):
         the_one(load(BASE), "chat")
-    with pytest.raises(ConfigError, match=r"models\.NAME\.prefill"):
+    with pytest.raises(ConfigError, match=r"models\.NAME\.workers"):
         started(settings, Fleet(1, 1, 0))
 
 

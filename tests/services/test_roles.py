@@ -9,8 +9,8 @@ from baton.services.errors import ConfigError
 
 def test_encode_workers_need_images():
     roles.check(roles.ENCODE, load({}))
-    with pytest.raises(ConfigError, match=r"^engine\.images is false"):
-        roles.check(roles.ENCODE, load({"engine": {"images": False}}))
+    with pytest.raises(ConfigError, match=r"^engine\.extra\.language_model_only"):
+        roles.check(roles.ENCODE, load({"engine": {"extra": {"language_model_only": True}}}))
 
 
 def test_an_encode_worker_has_one_rank_and_no_language_model():

@@ -10,6 +10,7 @@ from baton.services.speculation import SpeculativeSettings
 
 _ALWAYS = frozenset(
     {"method", "num_speculative_tokens", "max_speculative_tokens", "rejection_sample_method", "verifier"}
+    | {"acceptance_reference"}
 )
 _BELONGS = {
     **dict.fromkeys(MATCHING, "it goes with ngram, or with mtp_strategy 'with_ngram'"),

@@ -19,6 +19,9 @@ MAX_HEADER_BYTES = 64 << 10  # including the request's first line
 RETRY_AFTER_S = 1.0
 
 
+MAX_CONNECTIONS = 4_096  # connections to one process of a router
+
+
 @dataclass(frozen=True)
 class HttpLimits:
     """The limits of a server; those of the router and of the live page differ."""
@@ -43,7 +46,7 @@ def affordable_connections(wanted: int) -> int:
     fits = max(1, min(wanted, soft - others))
     if fits < wanted:
         log.warning(
-            "router.max_connections is %d, but %d file descriptors (ulimit -n) allow only %d connections",
+            "%d connections are wanted, but %d file descriptors (ulimit -n) allow only %d",
             wanted,
             soft,
             fits,
@@ -71,7 +74,7 @@ def objection(
             return RequestFailed(why, status=HTTPStatus.NOT_IMPLEMENTED)
     if connections > limits.max_connections:
         return Overloaded(
-            f"there are {limits.max_connections} connections already{_named(limits, 'max_connections')}",
+            f"there are {limits.max_connections} connections already",
             RETRY_AFTER_S,
         )
     return None

@@ -48,7 +48,7 @@ def open_door(settings: Settings) -> PageDoor | None:
     if not key and not only_from_here(host):
         raise ConfigError(
             f"ops.listen: {where} can be reached from other machines, which could see requests and drain "
-            "workers: set ops.key or ops.key_file"
+            "workers: set ops.key"
         )
     try:
         return PageDoor(addresses.listen(host, port), key)

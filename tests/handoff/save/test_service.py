@@ -67,14 +67,14 @@ def test_a_wildcard_takes_calls_and_pulls_of_both_families(staging, listen, host
 
 def test_a_taken_port_is_an_error_that_names_its_key(staging):
     with closing(HandoffService(staging, 0, "127.0.0.1:0", MIB)) as service:
-        with pytest.raises(HandoffError, match=r"handoff\.port") as error:
+        with pytest.raises(HandoffError, match=r"handoff\.listen") as error:
             HandoffService(staging, 1, service.address, MIB)
         assert service.address in str(error.value)
 
 
 def test_a_taken_port_for_records_is_an_error_that_names_both(staging):
     port = free_ports() + 1
-    wanted = rf"127\.0\.0\.1:{port}: .*handoff\.port to a free port before another free one"
+    wanted = rf"127\.0\.0\.1:{port}: .*with a free port before another free one"
     with socket.create_server(("127.0.0.1", port)), pytest.raises(HandoffError, match=wanted):
         HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)
     with closing(HandoffService(staging, 0, f"127.0.0.1:{port - 1}", MIB)) as service:

@@ -21,6 +21,7 @@ from baton.handoff.errors import (
 )
 from baton.handoff.load.embeddings import EmbeddingPuller
 from baton.handoff.manifest import seal
+from baton.handoff.save import sizing
 from baton.handoff.save.shelf import Shelf
 from baton.handoff.transports.base import Cancellation
 from baton.prefix_keys import image_key
@@ -34,10 +35,13 @@ FITS = 3  # images of five records in a MiB, whose headers take some of it
 A, B, C, D = (f"{'0' * 62}{n:02x}" for n in range(4))
 
 
+@pytest.fixture(autouse=True)
+def _one_mib(monkeypatch):
+    monkeypatch.setattr(sizing, "EMBEDDINGS_BYTES", 1 << 20)
+
+
 def shelf(lease_s=30.0):
-    config = HandoffConfig(
-        "encoder", ["shm", "tcp"], "127.0.0.1", 0, None, "auto", lease_s=lease_s, embeddings_mib=1
-    )
+    config = HandoffConfig("encoder", ["shm", "tcp"], "127.0.0.1", 0, None, "auto", lease_s=lease_s)
     made = Shelf(config, FORM.compatibility_hash)
     made.row_bytes = FORM.row_bytes
     return made
@@ -115,7 +119,7 @@ def test_the_least_recently_used_goes_when_room_is_needed(unleased):
 def test_a_lease_and_a_reader_keep_an_image(kept, unleased):
     put(kept, A, B, C)
     assert not kept.has_room(80)
-    with pytest.raises(StagingFull, match="or add encode workers"):
+    with pytest.raises(StagingFull, match="add encode workers"):
         put(kept, D)
     assert held(kept, A, B, C) == [True] * FITS
     put(unleased, A, B, C)

@@ -195,7 +195,7 @@ def test_a_closed_port_is_named(source, tcp, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     monkeypatch.setattr(source.door, "port", port)
-    with pytest.raises(TransportFailed, match=rf"port {port}.*refused; is it open .*handoff\.port"):
+    with pytest.raises(TransportFailed, match=rf"port {port}.*refused; is it open .*handoff\.listen"):
         drain(tcp, source.pull())
 
 

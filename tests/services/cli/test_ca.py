@@ -46,7 +46,7 @@ def test_from_an_empty_folder_to_a_status_over_tls(tmp_path):
         (tmp_path / role).write_text(text)
 
     def secure(role):
-        own = f"--security-token-file={tmp_path / role}"
+        own = f"--security-token=file:{tmp_path / role}"
         return "--secure", f"--security-join={join}", own, f"--scheduler={scheduler}"
 
     with (

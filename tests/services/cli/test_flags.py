@@ -98,7 +98,7 @@ def test_operators_commands_need_only_the_address_and_who_asks():
             "--of-model",
             "--watch",
             *("--topic", "--secure", "--no-secure"),
-            *(f"--security-{key}" for key in ("ca", "join", "token", "token-file", "folder")),
+            *(f"--security-{key}" for key in ("ca", "join", "token", "folder")),
         }
         assert len(text.splitlines()) < 50
 

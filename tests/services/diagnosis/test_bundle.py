@@ -21,7 +21,6 @@ SECRETS = {
     "nested": f"{MARK}-nested-value",
     "token": f"{'a' * 12}.{MARK.encode().hex():0<32}.{'b' * 64}",
     "file": f"{MARK}-from-a-file",
-    "keys file": f"{MARK}-from-a-second-file",
     "page": f"{MARK}-page-key",
     "header": f"{MARK}-tracing-key",
     "bearer": f"{MARK}-tracing-bearer",
@@ -64,16 +63,11 @@ def config(tmp_path, metrics):
         "router": {
             "api_key": SECRETS["api"],
             "port": metrics,
-            "keys_store_password_file": written("keys file"),
         },
-        "ops": {"key_file": written("page")},
-        "tracing": {
-            "headers": {"x-api-key": SECRETS["header"], "Authorization": f"Bearer {SECRETS['bearer']}"}
-        },
+        "ops": {"key": f"file:{written('page')}"},
         "scheduler": {
             "address": f"127.0.0.1:{free_port()}",
-            "store": f"redis://127.0.0.1:{free_port()}/0",
-            "store_password_file": written("file"),
+            "store": f"redis://127.0.0.1:{free_port()}/0?password_file={written('file')}",
         },
     }
 
@@ -88,7 +82,8 @@ def test_no_secret_is_in_it(config, tmp_path, monkeypatch):
     """Secrets are masked even if a log, a variable or an answer repeats them."""
     monkeypatch.setenv("VLLM_API_KEY", SECRETS["environment"])
     monkeypatch.setenv("BATON_ROUTER__API_KEY", SECRETS["api"])
-    monkeypatch.setenv("BATON_TRACING__HEADERS", json.dumps(config["tracing"]["headers"]))
+    headers = f"x-api-key={SECRETS['header']},Authorization=Bearer%20{SECRETS['bearer']}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
     settings = load(config)
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -105,7 +100,6 @@ def test_no_secret_is_in_it(config, tmp_path, monkeypatch):
         for part, text in found.items():
             assert SECRETS[name] not in text, (name, part)
     assert "max_logprobs" in found["configuration.yaml"]
-    assert f"BATON_TRACING__HEADERS={HIDDEN}" in found["variables.txt"]
     assert found["metrics/router.txt"] == f"seen Bearer {HIDDEN}"
     assert f"BATON_ROUTER__API_KEY={HIDDEN}" in found["variables.txt"]
     log = found["logs/router.log"]
@@ -133,6 +127,9 @@ def test_no_secret_is_in_it(config, tmp_path, monkeypatch):
         assert SECRETS[name] not in shown
     assert "%2Fstore" not in dump + shown
     assert SECRETS["token"].split(".")[1] not in shown
+    path = config["scheduler"]["store"].partition("password_file=")[2]
+    by_file = load({"router": {"keys_store": f"redis://127.0.0.1:1/0?password_file={path}"}})
+    assert SECRETS["file"] not in Hider.of(by_file, {}).hide(everything)
 
 
 def test_it_is_not_written_through_a_link(tmp_path):

@@ -50,10 +50,10 @@ def test_a_process_of_ours_is_known_by_its_title_or_program(command, baton):
 
 def test_ports_of_the_configuration_that_are_free_are_ok():
     port = free_port()
-    ports = found("ports", router={"port": port}, handoff={"port": free_ports()})
+    ports = found("ports", router={"port": port}, handoff={"listen": f"127.0.0.1:{free_ports()}"})
     assert ports["router.port"].what == f"127.0.0.1:{port} is free"
     assert {one.verdict for one in ports.values()} == {Verdict.OK}
-    assert set(ports) == {"router.port", "scheduler.address", "handoff.port"}
+    assert set(ports) == {"router.port", "scheduler.address", "handoff.listen"}
 
 
 def test_another_machines_address_is_not_judged():

@@ -2,7 +2,7 @@ import pytest
 
 from baton import machine
 from baton.protos import scheduler_pb2 as pb
-from baton.services.config import Settings, load
+from baton.services.config import load
 from baton.services.diagnosis.finding import Verdict
 from baton.services.diagnosis.machine import Needs, judge
 
@@ -60,9 +60,8 @@ def test_the_configuration_says_how_much_is_enough():
 
 
 def test_routers_need_descriptors_for_their_clients():
-    needs = Needs.of_router(Settings())
+    needs = Needs.of_router()
     assert found("file descriptors", needs, files_hard=4096).verdict is Verdict.WARNING
-    assert "router.max_connections" in found("file descriptors", needs, files_hard=4096).what
     assert found("file descriptors", needs, files_soft=64, files_hard=8192).verdict is Verdict.OK
 
 

@@ -53,7 +53,7 @@ def test_the_password_of_the_keys_may_be_in_a_file(start, tmp_path):
     (tmp_path / "password").write_text(PASSWORD)
     (tmp_path / "password").chmod(0o600)
     plain = f"redis://127.0.0.1:{server.port}/0"
-    keys, _, book = found("memory", keys_store=plain, keys_store_password_file=str(tmp_path / "password"))
+    keys, _, book = found("memory", keys_store=f"{plain}?password_file={tmp_path / 'password'}")
     assert keys.verdict is Verdict.OK
     assert "holds no keys" in book.what
 

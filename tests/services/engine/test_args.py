@@ -85,18 +85,17 @@ def test_arguments_with_a_setting_of_their_own_are_refused(key, setting):
 
 
 @pytest.mark.parametrize(
-    ("images", "extra", "most"),
+    ("extra", "most"),
     [
-        (True, {}, 999),
-        (False, {}, 0),
-        (True, {"limit_mm_per_prompt": {"image": 3}}, 3),
-        (True, {"limit_mm_per_prompt": {"image": 0}}, 0),
-        (True, {"language_model_only": True}, 0),
+        ({}, 999),
+        ({"limit_mm_per_prompt": {"image": 3}}, 3),
+        ({"limit_mm_per_prompt": {"image": 0}}, 0),
+        ({"language_model_only": True}, 0),
     ],
 )
-def test_the_modalities_of_a_model(*, images, extra, most):
+def test_the_modalities_of_a_model(extra, most):
     llava = VISIONS["llava"]
-    settings = EngineSettings(model=str(llava.target(llava.checkpoint())), images=images, extra=extra)
+    settings = EngineSettings(model=str(llava.target(llava.checkpoint())), extra=extra)
     model = AsyncEngineArgs(**engine_args(settings)).create_model_config()
     assert model.is_multimodal_model
     limits = [model.multimodal_config.get_limit_per_prompt(one) for one in ("image", "video", "audio")]

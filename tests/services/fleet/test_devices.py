@@ -42,7 +42,7 @@ def test_each_worker_gets_the_gpus_that_it_needs():
 
 
 def test_further_places_leave_the_first_workers_of_others_theirs():
-    chosen = Settings(autoscale={"mode": "on", "max_prefill": 3, "max_decode": 3})
+    chosen = Settings(autoscale={"mode": "on", "prefill": "1-3", "decode": "1-3"})
     wide = Settings(engine={"tensor_parallel_size": 2})
     plans = [Plan(chosen, ["prefill", "decode"], "a-"), Plan(wide, ["mixed"], "b-")]
     first, second = placed(plans)
@@ -88,11 +88,11 @@ def test_a_node_shares_gpus_as_a_deployment_does():
 
 def test_a_node_runs_all_workers_of_a_gang():
     own = settings([], tensor_parallel_size=2)
-    own.fleet.decode_engine = {"data_parallel_size": 2}
+    own.fleet.engines = {"decode": {"data_parallel_size": 2}}
     orders = _ordered(own, Fleet(1, 1, 0))
     assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in orders] == ["0,1", "2,3", "4,5"]
     assert [one.name.rpartition("-")[2] for one in orders] == ["0", "0.r0", "0.r1"]
-    gangs = {(one.tree.worker.gang, one.tree.worker.gang_rank) for one in orders[1:]}
+    gangs = {(one.tree.worker.gang_name, one.tree.worker.gang_rank) for one in orders[1:]}
     place = orders[1].name.removesuffix(".r0")
     assert gangs == {(place, 0), (place, 1)}
 

@@ -15,7 +15,7 @@ from baton.services.fleet.places import Plan, members_of, places_of
 from baton.services.fleet.watch import Ordered
 from tests.services.fleet import test_parts
 
-SETTINGS = Settings(autoscale={"mode": "on", "max_prefill": 2, "max_decode": 2})
+SETTINGS = Settings(autoscale={"mode": "on", "prefill": "1-2", "decode": "1-2"})
 
 
 class Fleet(test_parts.Fleet):
@@ -79,7 +79,7 @@ def test_encode_workers_get_no_orders(fleet):
 
 def test_encode_workers_that_are_scaled_have_places_of_their_own(fleet):
     settings = SETTINGS.model_copy(deep=True)
-    settings.autoscale.max_encode = 2
+    settings.autoscale.encode = "0-2"
     (places,) = places_of([Plan(settings, ["prefill", "decode", "encode"], "m1-")], lambda _: fleet.worker)
     assert places.names[2:] == ["m1-encode-0", "m1-encode-1", "m1-worker-4", "m1-worker-5"]
     assert list(places.owners.values()) == ["", "", "encode", "encode", "", ""]
@@ -169,7 +169,9 @@ def test_an_ordered_worker_that_cannot_start_does_not_end_the_others(fleet):
 def test_places_of_sides_that_differ_belong_to_one(fleet):
     engine = {"data_parallel_size": 2}
     (one,) = fleet.of(
-        Settings(autoscale={"mode": "on", "max_prefill": 3, "max_decode": 2}, fleet={"decode_engine": engine})
+        Settings(
+            autoscale={"mode": "on", "prefill": "1-3", "decode": "1-2"}, fleet={"engines": {"decode": engine}}
+        )
     )
     assert one.owners == {
         "prefill-0": "prefill",
@@ -184,7 +186,7 @@ def test_places_of_sides_that_differ_belong_to_one(fleet):
 
 
 def test_a_place_has_all_workers_of_a_gang(tmp_path):
-    settings = Settings(fleet={"decode_engine": {"data_parallel_size": 2}})
+    settings = Settings(fleet={"engines": {"decode": {"data_parallel_size": 2}}})
     seen = {}
     where = {}
 
@@ -197,7 +199,7 @@ def test_a_place_has_all_workers_of_a_gang(tmp_path):
 
     (places,) = places_of([Plan(settings, ["prefill", "decode", "decode"])], make)
     assert places.names == ["prefill-0", "decode-0", "decode-1"]
-    members = {name: (one.worker.gang, one.worker.gang_rank) for name, one in seen.items()}
+    members = {name: (one.worker.gang_name, one.worker.gang_rank) for name, one in seen.items()}
     assert members == {
         "prefill-0": ("", 0),
         "decode-0.r0": ("decode-0", 0),
@@ -231,5 +233,5 @@ def test_each_machine_has_its_members(engine, first, second):
         settings = load({"engine": engine, "fleet": {"node_rank": node_rank}, "worker": {"gang": "given"}})
         found = members_of("p", settings)
         assert list(found) == expected
-        gangs = {(one.worker.gang, f"p.r{one.worker.gang_rank}") for one in found.values()}
+        gangs = {(one.worker.gang_name, f"p.r{one.worker.gang_rank}") for one in found.values()}
         assert gangs == ({("", "p.r0")} if expected == ["p"] else {("p", name) for name in expected})

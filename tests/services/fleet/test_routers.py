@@ -283,21 +283,16 @@ async def test_nobody_waits_for_a_process_that_is_gone_before_its_drain(routers,
 
 
 def test_the_parts_of_the_limits_are_the_whole():
-    whole = RouterSettings(
-        processes=3, max_waiting=100, max_connections=10, journal_mib=256, metrics_port=9000
-    )
+    whole = RouterSettings(processes=3, max_waiting=100, metrics_port=9000)
     parts = [share(whole, number) for number in range(3)]
     assert sum(one.max_waiting for one in parts) == 100
-    assert sorted(one.max_connections for one in parts) == [3, 3, 4]
-    assert sum(one.journal_mib for one in parts) == 256
     assert [one.metrics_port for one in parts] == [9000, 9001, 9002]
     assert {share(RouterSettings(processes=2, max_waiting=0), number).max_waiting for number in (0, 1)} == {0}
 
 
 def test_what_does_not_suit_several_processes_is_refused():
-    for wrong in ({"processes": 65}, {"processes": 2, "max_connections": 1}):
-        with pytest.raises(ConfigError, match=r"router\.processes|max_connections"):
-            load({"router": wrong})
+    with pytest.raises(ConfigError, match=r"router\.processes"):
+        load({"router": {"processes": 65}})
     settings = load({"router": {"processes": 2}, "security": {"tls": True, "folder": "/tmp/none"}})
     with pytest.raises(ConfigError, match=r"security\.folder"):
         run_routers(settings)

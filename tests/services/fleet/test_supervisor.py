@@ -42,7 +42,7 @@ def test_mixed_workers_hand_over_where_baton_node_runs_the_rest_of_their_gang(no
             r"^engine\.nodes .* with worker\.gang \(value 'east'\): .*`baton node`",
         ),
         (
-            {"models": {"one": {"mixed": 1}}},
+            {"models": {"one": {"workers": {"mixed": 1}}}},
             r"^models\.one: engine\.nodes is above 1 with several models: .*`baton node`",
         ),
         ({"autoscale": {"mode": "on"}}, r"^engine\.nodes is above 1, and the other machines get no orders"),
@@ -63,7 +63,7 @@ def settings(**sections):
 def test_milliseconds_become_seconds_and_numbers_bounds():
     goals = goals_of(
         settings(
-            autoscale={"mode": "advise", "min_decode": 2, "max_decode": 7, "max_encode": 3},
+            autoscale={"mode": "advise", "decode": "2-7", "encode": "0-3"},
             slo={"ttft_ms": 800, "itl_ms": 25},
         )
     )
@@ -71,18 +71,11 @@ def test_milliseconds_become_seconds_and_numbers_bounds():
     assert (goals.prefill, goals.decode, goals.encode) == (Bounds(1, 4), Bounds(2, 7), Bounds(0, 3))
 
 
-def test_two_that_change_roles_exclude_each_other():
-    balanced = {"rebalance_after_s": 5.0}
-    with pytest.raises(ConfigError, match=r"autoscale\.mode is on and scheduler\.rebalance_after_s is set"):
-        goals_of(settings(autoscale={"mode": "on"}, scheduler=balanced))
-    assert goals_of(settings(autoscale={"mode": "advise"}, scheduler=balanced)).mode == "advise"
-
-
 def test_sides_with_engines_of_their_own_do_not_rebalance():
     rebalanced = settings(
         engine={"model": str(MODEL)},
-        scheduler={"rebalance_after_s": 5.0},
-        fleet={"decode_engine": {"kv_cache_gib": 1.0}},
+        autoscale={"mode": "roles"},
+        fleet={"engines": {"decode": {"kv_cache_gib": 1.0}}},
     )
-    with pytest.raises(ConfigError, match=r"rebalance_after_s: leave out fleet\.prefill_engine"):
+    with pytest.raises(ConfigError, match=r"autoscale\.mode is roles: leave out fleet\.engines"):
         _check(rebalanced, started(rebalanced, Fleet(1, 1, 0)))

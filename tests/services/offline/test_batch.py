@@ -9,7 +9,6 @@ import pytest
 
 from baton.services.cli.batch import _key
 from baton.services.config import load
-from baton.services.errors import ConfigError
 from harness import zygote
 from harness.support import BATON, IGNORING, PATIENCE, full_pipe
 
@@ -74,12 +73,10 @@ def test_source_of_the_api_key(tmp_path, monkeypatch):
     keys = tmp_path / "keys"
     keys.write_text("# new\nof-the-file\nolder\n")
     monkeypatch.setenv("VLLM_API_KEY", "of-vllm")
-    settings = load({"router": {"api_key_file": str(keys)}})
-    assert _key("own", "", settings) == "own"
-    assert _key("", str(keys), load()) == _key("", "", settings) == "of-the-file"
-    assert _key("", "", load()) == "of-vllm"
-    with pytest.raises(ConfigError, match="--api-key and --api-key-file exclude each other"):
-        _key("own", str(keys), settings)
+    settings = load({"router": {"api_key": f"file:{keys}"}})
+    assert _key("own", settings) == "own"
+    assert _key(f"file:{keys}", load()) == _key("", settings) == "of-the-file"
+    assert _key("", load()) == "of-vllm"
 
 
 async def test_bad_input_starts_nothing(served, tmp_path):

@@ -25,7 +25,7 @@ def test_engine_kwargs_lie_over_the_engine_section_of_each_side():
     settings = read(cluster({"engine_kwargs": kwargs}, engine={"max_num_seqs": 8, "kv_cache_gib": 0.5}))
     prefill, decode = settings.engine_of("prefill"), settings.engine_of("decode")
     assert (prefill.max_num_seqs, decode.max_num_seqs) == (4, 8)
-    assert (prefill.kv_cache_gib, prefill.model, prefill.served_model_name) == (0.5, WEIGHTS, "demo")
+    assert (prefill.kv_cache_gib, prefill.model, prefill.served_model_name) == (0.5, WEIGHTS, ["demo"])
     # vLLM gets its own arguments, without the one that Ray's users must give and Baton sets itself.
     assert prefill.extra == {"gpu_memory_utilization": 0.5}
     assert decode.extra == {}
@@ -167,7 +167,7 @@ SCALING = "prefill_config.deployment_config.autoscaling_config"
 REFUSED = [
     (cluster(models={"a": {}}), "models: a deployment on Ray serves one model"),
     (cluster(fleet={"devices": [0, 0]}), "fleet.devices: on Ray | GPU: 0.5"),
-    (cluster(fleet={"decode_engine": {"nodes": 2}}), "fleet.decode_engine|decode_config.engine_kwargs"),
+    (cluster(fleet={"engines": {"decode": {"nodes": 2}}}), "fleet.engines|decode_config.engine_kwargs"),
     (cluster(fleet={"node_rank": 1}), "fleet.node_rank|Ray chooses"),
     (cluster(HALF), "prefill_config|: with 0.5 GPUs |kv_cache_gib"),
     (cluster(HALF | {"engine_kwargs": {"tensor_parallel_size": 2}}, engine={"kv_cache_gib": 8}),
@@ -197,19 +197,17 @@ REFUSED = [
     (cluster(security={"tls": False}), "security: turn tls on, or set insecure"),
     (cluster(security={"tls": True, "join": "ca:1", "token": "hidden"}), "security.join: leave it out"),
     ({}, "engine.model is not set"),
-    (scaled(limits(1, 8), ANY, autoscale={"max_prefill": 4}),
-     f"autoscale.max_prefill is 4 and {SCALING}.max_"),
+    (scaled(limits(1, 8), ANY, autoscale={"prefill": "1-4"}),
+     f"autoscale.prefill is 1-4 and {SCALING}.max_"),
     (scaled(ANY, FIXED), "decode_config.deployment_config.num_replicas"),
     (scaled(limits(0, initial_replicas=1), ANY), f"{SCALING}.min_replicas is 0"),
-    (scaled(ANY, ANY, encode_config=limits(0, 2), autoscale={"max_encode": 3}),
-     "autoscale.max_encode is 3 and encode_config.deployment_config.autoscaling_config.max_replicas"),
-    (scaled(ANY, ANY, encode_config=FIXED, autoscale={"max_encode": 3}),
+    (scaled(ANY, ANY, encode_config=limits(0, 2), autoscale={"encode": "0-3"}),
+     "autoscale.encode is 0-3 and encode_config.deployment_config.autoscaling_config.max_replicas"),
+    (scaled(ANY, ANY, encode_config=FIXED, autoscale={"encode": "0-3"}),
      "autoscale.mode is on and encode_config.deployment_config.num_replicas fixes a number"),
-    (scaled(limits(5), ANY), "min_prefill (5) is above max_prefill (4)"),
-    (scaled(ANY, ANY, autoscale={"min_decode": 2}),
+    (scaled(limits(5), ANY), "the minimum (5) is above the maximum (4)"),
+    (scaled(ANY, ANY, autoscale={"decode": "2-4"}),
      "decode_config.deployment_config: it starts with 1, but autoscaling keeps 2 to 4"),
-    (scaled(ANY, ANY, scheduler={"rebalance_after_s": 5.0}),
-     "autoscale.mode is on and scheduler.rebalance_after_s is set"),
     (scaled(limits(upscale_delay=5), {}), "'prefill_config|upscale_delay'"),
 ]  # fmt: skip
 
@@ -225,9 +223,9 @@ def test_what_is_refused(given, said):
 
 @pytest.mark.parametrize("mode", ["on", "advise"])
 def test_autoscaling_keeps_within_the_bounds_of_each_side(mode):
-    settings = read(scaled(limits(2, 3), limits(), mode, autoscale={"max_decode": 6}))
+    settings = read(scaled(limits(2, 3), limits(), mode, autoscale={"decode": "1-6"}))
     own = Settings(**settings.tree_of("scheduler")).autoscale
-    assert (own.mode, own.min_prefill, own.max_prefill, own.min_decode, own.max_decode) == (mode, 2, 3, 1, 6)
+    assert (own.mode, own.prefill, own.decode) == (mode, "2-3", "1-6")
     assert settings.bounds("prefill") == (2, 3)
     assert settings.bounds("decode") == ((1, 6) if mode == "on" else (1, None))
 
@@ -237,7 +235,7 @@ def test_autoscaling_keeps_within_the_bounds_of_each_side(mode):
     [
         ({}, {}, (0, None), 0),
         (FIXED, {}, (0, None), 2),
-        ({}, {"max_encode": 3}, (0, 3), 0),
+        ({}, {"encode": "0-3"}, (0, 3), 0),
         (limits(0, 2, initial_replicas=1), {}, (0, 2), 1),
         (limits(1, 2), {}, (1, 2), 1),
     ],
@@ -252,13 +250,13 @@ def test_encode_workers_are_scaled_only_if_they_have_a_maximum(encode, own, boun
 def test_without_autoscaling_bounds_are_those_of_scale_alone():
     settings = read(scaled(limits(0, 9, initial_replicas=1), {}, "off"))
     assert (settings.bounds("prefill"), settings.bounds("decode")) == ((0, 9), (0, None))
-    assert Settings(**settings.tree_of("scheduler")).autoscale.max_prefill == 4
+    assert Settings(**settings.tree_of("scheduler")).autoscale.prefill == "1-4"
 
 
 def test_a_fixed_number_may_be_advised_on():
     settings = read(scaled(FIXED, FIXED, "advise"))
     assert settings.deploying("decode").initial == 2
-    assert Settings(**settings.tree_of("scheduler")).autoscale.max_decode == 4
+    assert Settings(**settings.tree_of("scheduler")).autoscale.decode == "1-4"
 
 
 def test_keys_by_which_serve_decides_are_read_and_named():

@@ -22,7 +22,7 @@ def test_a_plain_worker_is_its_place():
 
 def test_members_share_the_gpus_and_cores():
     found = members_of(place(2, "4,5,6,7", 5))
-    seats = [(one.name, one.tree.worker.gang, one.tree.worker.gang_rank) for one in found]
+    seats = [(one.name, one.tree.worker.gang_name, one.tree.worker.gang_rank) for one in found]
     assert seats == [("decode-0.r0", "decode-0", 0), ("decode-0.r1", "decode-0", 1)]
     assert [one.environment for one in found] == [{VISIBLE: "4,5"}, {VISIBLE: "6,7"}]
     assert [(one.cores, one.role, one.tree.worker.listen) for one in found] == [

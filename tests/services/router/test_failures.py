@@ -122,7 +122,11 @@ async def test_another_worker_continues_the_answer(cluster, after, how):
     ("limits", "status", "because"),
     [
         ({"request_timeout_s": 0.7}, 504, "longer than 0.7 s"),
-        ({"replace_wait_s": 0.7}, 503, "no worker can take over within 0.7 s (router.replace_wait_s)"),
+        (
+            {"replace_wait_s": 0.7},
+            503,
+            "can take over within 0.7 s (a tenth of router.request_timeout_s)",
+        ),
     ],
     ids=["its own deadline", "the wait for a worker"],
 )

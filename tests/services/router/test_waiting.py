@@ -197,7 +197,7 @@ async def test_the_queue_is_bounded():
 
 async def test_the_wait_is_bounded_and_says_why():
     house = House(wait_s=0.1)
-    with pytest.raises(NotAdmitted, match=r"within 0.1 s \(router.max_wait_s\).*all are full"):
+    with pytest.raises(NotAdmitted, match=r"within 0.1 s \(half of router.request_timeout_s\).*all are full"):
         await house.guest("a")
     assert len(house.waiting) == 0
 

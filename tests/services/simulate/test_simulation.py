@@ -145,7 +145,7 @@ def test_cache_reports_reduce_computed_tokens():
 
 
 def test_caches_stay_known_between_rare_heartbeats():
-    rare = SchedulerSettings(heartbeat_s=20.0, worker_lease_s=60.0)
+    rare = SchedulerSettings(worker_lease_s=100.0)  # a heartbeat in 20 s
     hashes = [7_000 + at for at in range(16)]
     # Each worker reports at a random time up to 21 s, and again 20 s later.
     asks = [Ask(float(at), 150, 5, hashes) for at in (0, *range(22, 62))]

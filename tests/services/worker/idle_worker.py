@@ -9,13 +9,13 @@ from baton.handoff.embeddings import Form
 from baton.handoff.load.embeddings import EmbeddingPuller
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, Complete, Source, Start
-from baton.services.config import SchedulerSettings
 from baton.services.engine import wire
 from baton.services.engine.info import EngineInfo
 from baton.services.engine.step import EngineStep
 from baton.services.roles import MIXED
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.metrics import WorkerMetrics
+from harness.scheduling import usual
 from harness.support import PATIENCE
 from tests.services.worker.router import StructuredOutputsParams, prompt, request
 
@@ -99,7 +99,7 @@ class Worker:
         self.engine = engine or Engine()
         self.compilers = Compilers()
         self.metrics = WorkerMetrics()
-        limits = limits or SchedulerSettings(max_queue_factor=1.0)
+        limits = limits or usual(max_queue_factor=1.0)
         self.dispatcher = Dispatcher(MIXED, limits, self.engine, self.metrics, None, grammars=self.compilers)
         self.dispatcher.open(replace(INFO, **{"max_num_seqs": 4, **sizes}))
         self.session = self.dispatcher.connect("router")

@@ -9,13 +9,13 @@ from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed, Start
 from baton.scheduler.types import Booking, Reserved
-from baton.services.config import SchedulerSettings
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.step import EngineStep
 from baton.services.worker.admission import Admission
+from harness.scheduling import usual
 from tests.services.worker.idle_worker import GRAMMAR, Worker, complete, start, with_kv
 
-LIMITS = SchedulerSettings(max_queued_prompt_tokens=100, max_queue_factor=1.5)
+LIMITS = usual(max_queued_prompt_tokens=100, max_queue_factor=1.5)
 CAPACITY = pb.Capacity(max_num_seqs=4, num_blocks=41)  # 6 requests, 40 blocks
 
 
@@ -70,7 +70,7 @@ def test_decode_requests_are_limited_in_number(admission):
     for _ in range(5):
         admission.take(asked(PHASE_DECODE, 0, 1))
     assert why_not(admission, asked(PHASE_DECODE, 0, 1)) == (
-        "this worker is full: 6 of 6 requests: engine.max_num_seqs, scheduler.max_queue_factor"
+        "this worker is full: 6 of 6 requests: engine.max_num_seqs"
     )
 
 

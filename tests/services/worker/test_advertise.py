@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from baton import addresses
 from baton.addresses import join
 from baton.services.config import load
 from baton.services.errors import ConfigError, StartError
@@ -29,7 +30,7 @@ def settings(listen, advertise="", handoff_host="", scheduler=NOBODY):
         {
             "scheduler": {"address": scheduler},
             "worker": {"listen": listen, "advertise": advertise},
-            "handoff": {"host": handoff_host},
+            "handoff": {"listen": addresses.join(handoff_host, 0) if handoff_host else ""},
         }
     )
 
@@ -104,7 +105,7 @@ async def test_a_known_address_needs_no_scheduler(listen, advertise, handoff_hos
         ("worker", "listen", "host:http", "host:port"),
         ("worker", "advertise", "0.0.0.0:7401", "others cannot connect to it"),
         ("worker", "advertise", "a:b:c", "host:port"),
-        ("handoff", "host", "10.0.0.5:7402", "handoff.port"),
+        ("handoff", "listen", "10.0.0.5", "give host:port"),
     ],
 )
 def test_an_invalid_address_is_refused(section, key, value, said):

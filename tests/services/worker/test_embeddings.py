@@ -9,6 +9,7 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from baton.handoff.config import HandoffConfig
 from baton.handoff.embeddings import Embeddings, Form
 from baton.handoff.load.embeddings import EmbeddingPuller
+from baton.handoff.save import sizing
 from baton.handoff.save.shelf import Shelf
 from baton.handoff.vllm.ec_connector import EMBEDDINGS, is_whole
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_ENCODE, PHASE_PREFILL, PHASE_SAVE, Failed, Start
@@ -33,8 +34,9 @@ class Prompts(Engine):
 
 
 @pytest.fixture
-async def encoder():
-    config = HandoffConfig("encoder", ["shm"], "127.0.0.1", 0, None, "auto", embeddings_mib=1)
+async def encoder(monkeypatch):
+    monkeypatch.setattr(sizing, "EMBEDDINGS_BYTES", 1 << 20)
+    config = HandoffConfig("encoder", ["shm"], "127.0.0.1", 0, None, "auto")
     with closing(Shelf(config, FORM.compatibility_hash)) as shelf:
         shelf.row_bytes = FORM.row_bytes
         engine = Engine()

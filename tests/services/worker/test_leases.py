@@ -12,8 +12,9 @@ PINNED = "baton_worker_handoffs_pinned"
 
 async def test_handoffs_wait_longer_than_their_lease(workers):
     """No prompt is computed again, and released handoffs are freed."""
-    prefill = workers.start("prefill", scheduler={"placement_lease_s": LEASE_S / 2})
-    decode = workers.started("decode", engine={"max_num_seqs": SEQS}, scheduler={"max_queue_factor": 3})
+    prefill = workers.start("prefill", scheduler={"worker_lease_s": LEASE_S / 6})
+    room = {"baton.services.config.workers:MAX_QUEUE_FACTOR": 3.0}
+    decode = workers.started("decode", constants=room, engine={"max_num_seqs": SEQS})
     eventually(prefill.serving, 60, "the prefill worker serves")
     cores = [request(f"queued {n}", prompt(70, seed=500 + n), max_tokens=200) for n in range(2 * SEQS)]
     before = [request(f"before {n}", prompt(20, seed=520 + n), max_tokens=3900) for n in range(SEQS)]

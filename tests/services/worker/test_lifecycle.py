@@ -128,7 +128,7 @@ async def test_a_worker_that_listens_on_all_addresses_advertises_one(workers, mi
     worker = workers.start(
         "prefill",
         worker={"listen": f"0.0.0.0:{port}"},
-        handoff={"transports": ["tcp"], "port": kv_port},
+        handoff={"transports": ["tcp"], "listen": f"127.0.0.1:{kv_port}"},
         security={"insecure": True},
     )
     eventually(lambda: "ready on" in worker.text, START_TIMEOUT_S, "the worker is ready")
@@ -147,8 +147,8 @@ async def test_a_worker_that_listens_on_all_addresses_advertises_one(workers, mi
 
 def test_a_taken_kv_port_is_an_error(workers, mixed):
     taken = int(mixed.address.rpartition(":")[2])
-    worker = workers.start("decode", handoff={"port": taken})
+    worker = workers.start("decode", handoff={"listen": f"127.0.0.1:{taken}"})
     assert worker.ended() == 1
     either = taken, taken + 1  # the second one is the other worker's metrics port
     assert any(f"127.0.0.1:{port}" in worker.error for port in either)
-    assert "handoff.port" in worker.error
+    assert "handoff.listen" in worker.error

@@ -8,7 +8,7 @@ from harness.doors import Seen, serving
 from harness.router import Members
 from harness.scheduling import until
 from harness.support import eventually, listening
-from tests.services.router.http.site import MAX_WAIT_S, START_S, Site, run_scheduler
+from tests.services.router.http.site import SHORT, START_S, Site, run_scheduler
 
 FAST = {
     "baton.services.router.cluster:FRESH_S": 0.05,  # /health soon knows of a change
@@ -26,12 +26,14 @@ def start_router(model):
     """Return a function that starts a router for the tiny model; its output goes to FOLDER/router.log."""
     started = []
 
-    def start(folder, environment=None, **settings):
+    def start(folder, environment=None, constants=None, **settings):
         folder.mkdir(exist_ok=True)
         settings["engine"] = {"model": str(model), **settings.get("engine", {})}
         arguments = {"kind": "router", "settings": settings, "environment": environment or {}}
         started.append(
-            zygote.shared().start("router", "harness.forked:run", folder, constants=FAST, **arguments)
+            zygote.shared().start(
+                "router", "harness.forked:run", folder, constants=FAST | (constants or {}), **arguments
+            )
         )
         return started[-1]
 
@@ -48,8 +50,7 @@ async def server():
 
 @pytest.fixture(scope="module")
 def site(start_router, tmp_path_factory):
-    settings = {"replace_wait_s": 1.0, "max_wait_s": MAX_WAIT_S, "log_level": "info"}
-    return Site(start_router, tmp_path_factory.mktemp("router"), **settings)
+    return Site(start_router, tmp_path_factory.mktemp("router"), constants=SHORT, log_level="info")
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,18 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import placer, service, servicer
 from baton.scheduler.roster import Settling
 from baton.scheduler.service import SchedulerServer
-from baton.services.config import SchedulerSettings
 from baton.services.tenants.model import ApiKey, digest
 from harness.fake_worker import MODEL, FakeWorker, Seen, answer
 from harness.router import Members
-from harness.scheduling import until
+from harness.scheduling import until, usual
 from harness.support import eventually, free_port, listening
 
 START_S = 60.0
 MAX_WAIT_S = 2.0  # limit of the shared router: tests with busy workers wait that long
+SHORT = {
+    "baton.services.config.router:WAIT_SHARE": MAX_WAIT_S / 600,
+    "baton.services.config.router:REPLACE_SHARE": 1 / 600,
+}
 PROMPT = [72, 105]
 # Pairs stay pairs: no idle decode worker prefills.
 SCHEDULER = {"placement_lease_s": 2.0, "max_queue_factor": 1.0, "idle_decode_tokens": 0}
@@ -35,16 +38,17 @@ def run_scheduler(address):
     # A new scheduler may not know all workers yet. While it says so, routers place from their last snapshot
     # where it finds no room, and that one may be older than half of a test's pair.
     service.Settling = lambda _settle_s: Settling(0.0)
-    asyncio.run(service.serve(SchedulerSettings(address=address, **SCHEDULER)))
+    asyncio.run(service.serve(usual(address=address, **SCHEDULER)))
 
 
 class Site:
-    def __init__(self, start_router, folder, environment=None, **router):
+    def __init__(self, start_router, folder, environment=None, constants=None, **router):
         self.port, self.scheduler_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = start_router(
             folder,
             environment,
+            constants,
             engine={"served_model_name": MODEL, "tool_call_parser": "hermes"},
             scheduler={"address": f"127.0.0.1:{self.scheduler_port}"},
             router={"port": self.port, **router},
@@ -56,7 +60,7 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def scheduler(self):
-        settings = SchedulerSettings(address=f"127.0.0.1:{self.scheduler_port}", **SCHEDULER)
+        settings = usual(address=f"127.0.0.1:{self.scheduler_port}", **SCHEDULER)
         async with SchedulerServer(settings) as server:
             members = Members(server.address)
             try:

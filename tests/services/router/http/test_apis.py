@@ -29,7 +29,7 @@ async def site(tmp_path_factory):
         keys={"key": api_key(KEY, "plain"), "slow": api_key(SLOW, "slow"), "busy": api_key(BUSY, "busy")},
     )
     parsers = {"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"}
-    engine = {**parsers, "served_model_aliases": ALIASES}
+    engine = {**parsers, "served_model_name": [MODEL, *ALIASES]}
     async with ApiSite(tmp_path_factory.mktemp("apis"), book=book, engine=engine) as made:
         yield made
 

@@ -34,7 +34,7 @@ class Door(Site):
         keys.write_text(f"# of today\n{KEY}\n\n  # of yesterday\n{SECOND}\n")
         keys.chmod(0o600)
         # The file takes precedence over the variable.
-        super().__init__(start, folder, {"VLLM_API_KEY": OTHER}, api_key_file=str(keys))
+        super().__init__(start, folder, {"VLLM_API_KEY": OTHER}, api_key=f"file:{keys}")
 
     def status(self, path, headers=None, method="GET"):
         """Return the status of a request. Its target is sent as it is; HTTP clients would normalize it."""

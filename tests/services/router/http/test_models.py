@@ -14,7 +14,7 @@ from harness.fake_worker import FakeWorker
 from harness.router import Members
 from harness.scheduling import until
 from harness.support import eventually, free_port, listening
-from tests.services.router.http.site import START_S, healthy
+from tests.services.router.http.site import SHORT, START_S, healthy
 
 NAMES = ("chat", "code")
 PROMPT = [72, 105]
@@ -33,8 +33,8 @@ def url(ports, start_router, tmp_path_factory):
     }
     own = {"frontend": {"enable_force_include_usage": True}}
     models["code"] |= {"engine": {"max_model_len": 512}, "router": own}
-    router = {"port": ports[0], "max_wait_s": 1.0, "replace_wait_s": 1.0}
-    start_router(tmp_path_factory.mktemp("models"), router=router, models=models)
+    router = {"port": ports[0]}
+    start_router(tmp_path_factory.mktemp("models"), constants=SHORT, router=router, models=models)
     eventually(lambda: listening(ports[0]), START_S, "the router listens")
     return f"http://127.0.0.1:{ports[0]}"
 

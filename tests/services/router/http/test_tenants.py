@@ -9,13 +9,12 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.service import SchedulerServer
-from baton.services.config import SchedulerSettings
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import Book, Tenant
 from baton.services.tenants.redis_book import RedisBook
 from harness.fake_worker import MODEL, FakeWorker, answer
 from harness.router import Members
-from harness.scheduling import RedisServer, until
+from harness.scheduling import RedisServer, until, usual
 from harness.support import eventually, free_port, listening
 from tests.services.router.http.site import START_S, api_key, healthy
 
@@ -88,9 +87,7 @@ def routers(start_router, tmp_path_factory):
 
 @pytest.fixture
 async def worker(routers):
-    settings = SchedulerSettings(
-        address=f"127.0.0.1:{routers.scheduler_port}", topic="test", placement_lease_s=2.0
-    )
+    settings = usual(address=f"127.0.0.1:{routers.scheduler_port}", topic="test", placement_lease_s=2.0)
     async with SchedulerServer(settings) as server:
         members = Members(server.address)
         made = await members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.002))
