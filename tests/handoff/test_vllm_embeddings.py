@@ -14,6 +14,7 @@ import pytest
 from baton.handoff.embeddings import Embeddings
 from baton.handoff.errors import StagingFull
 from baton.handoff.load.embeddings import EmbeddingPuller
+from baton.handoff.save import sizing
 from baton.handoff.transports.base import Cancellation
 from baton.handoff.vllm.ec_connector import EMBEDDINGS, form_of, shelf_of
 from baton.protos.handoff_pb2 import EmbeddingManifest
@@ -57,7 +58,11 @@ def encoding(model):
         "ec_transfer_config": image_connector("ec_producer", config),
         "enable_prefix_caching": False,
     }
-    return options(model, "encoder", **changes)
+    return replace(options(model, "encoder", **changes), prepare=keep_8_mib)
+
+
+def keep_8_mib():
+    sizing.EMBEDDINGS_BYTES = 8 << 20
 
 
 # In the encode worker's process.

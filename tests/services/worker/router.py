@@ -64,6 +64,7 @@ class Stream:
         self._call = stub.Run()
         self._got = {}  # last attempt of each request
         self._attempts = {}
+        self.begun = []  # attempt ids in the order of their first outputs
 
     async def start(self, core, phase, *, epoch=1, written=(), source=None, prefix_tokens=0, name=""):
         """Start a phase. name: the request's id, if it differs from that of `core`."""
@@ -154,7 +155,10 @@ class Stream:
             self._of(failed).failed = failed
         if reply.engine_outputs:
             for output in wire.decode_outputs(reply.engine_outputs).outputs:
-                _gather(self._attempts.get(output.request_id, Got()), output)
+                got = self._attempts.get(output.request_id, Got())
+                if not got.tokens:
+                    self.begun.append(output.request_id)
+                _gather(got, output)
 
     def _begin(self, request_id, epoch):
         self._got[request_id] = self._attempts[attempt_id(request_id, epoch)] = Got()

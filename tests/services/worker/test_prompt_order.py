@@ -2,6 +2,7 @@
 
 import asyncio
 
+from baton.attempts import attempt_id
 from harness.support import CALL_S
 from tests.services.worker.router import PREFILL, connected, prompt, request
 
@@ -38,8 +39,8 @@ async def _order(prefill, turn):
 
 
 async def _all(stream, names, over):
-    """Add the names in the order in which their first tokens arrive."""
+    """Add the names in the order of their first tokens."""
     async with asyncio.timeout(CALL_S):
-        while len(over) < len(names):
+        while not all(stream._got[name].tokens for name in names):
             await stream._read()
-            over += [name for name in names if name not in over and stream._got[name].tokens]
+    over += sorted(names, key=lambda name: stream.begun.index(attempt_id(name, 1)))
