@@ -1,4 +1,4 @@
-"""Sliding windows on mixed workers, with and without handoffs: transformers' answers, and as many KV blocks."""
+"""Sliding windows on mixed workers, with and without handoffs: transformers' answers, as many blocks."""
 
 import grpc
 import pytest
