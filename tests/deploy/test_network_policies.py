@@ -71,8 +71,13 @@ EDITS = [
     (lambda d: policy(d, "worker")["egress"][1]["ports"][0].pop("endPort"),
      "prefill must be let out to decode at 7403/TCP"),
     (lambda d: policy(d, "redis")["ingress"][0].pop("ports"), "redis must not let scheduler in at 22/TCP"),
+    (lambda d: policy(d, "redis")["ingress"][0].pop("from"), "redis must not let decode in at 6379/TCP"),
+    (lambda d: policy(d, "worker")["ingress"][0]["from"].append({"namespaceSelector": {}}),
+     "decode must not let another namespace in at 7401/TCP"),
     (lambda d: policy(d, "scheduler")["ingress"][0]["from"].append({"ipBlock": {"cidr": "::/0"}}),
      "scheduler must not let something outside in at 7400/TCP"),
+    (lambda d: policy(d, "nothing-else").update(policyTypes=["Ingress"]),
+     "redis must not be let out to decode at 22/TCP"),
 ]
 # fmt: on
 

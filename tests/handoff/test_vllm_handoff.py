@@ -126,6 +126,37 @@ def test_a_prompt_whose_start_was_cached_is_saved_whole(reader, writer):
     until_nothing_is_held(reader)
 
 
+def read_many(engine, prompts):
+    answers = {name: engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()}
+    engine.run()
+    return {name: answer.saved.manifest for name, answer in answers.items()}
+
+
+def write_many(engine, prompts, manifests):
+    """Decode all at once, while another request runs."""
+    engine.add("running", [5] * 40, 60)
+    engine.run(until=lambda: len(engine.answers["running"].tokens) > 3)
+    answers = {
+        name: engine.add(name, prompt, WRITTEN, load_params(1, manifests[name].num_tokens, manifests[name]))
+        for name, prompt in prompts.items()
+    }
+    engine.run()
+    assert len(engine.answers["running"].tokens) == 60
+    return {name: answer.tokens for name, answer in answers.items()}
+
+
+def test_many_loads_while_a_batch_is_running(reader, writer):
+    prompts = {
+        f"many-{i}": clear_prompt_of(reader, length) for i, length in enumerate([40, 300, 33, 64, 129, 250])
+    }
+    expected = {
+        name: reader.call(generate, f"{name}-alone", prompt, WRITTEN) for name, prompt in prompts.items()
+    }
+    manifests = reader.call(read_many, prompts)
+    assert writer.call(write_many, prompts, manifests) == expected
+    until_nothing_is_held(reader)
+
+
 def abort_before_pulling(engine, name, prompt, manifest):
     engine.add(name, prompt, WRITTEN, load_params(1, manifest.num_tokens, manifest))
     engine.core.abort_requests([name])

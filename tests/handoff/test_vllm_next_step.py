@@ -106,6 +106,19 @@ def in_order(engine, name, prompt, order):
     return tokens + answer.tokens
 
 
+def preempted(engine, name, prompt):
+    tokens, manifest = saved(engine, name, prompt)
+    reserve(engine, name, prompt)
+    engine.step()
+    engine.resume(name, tokens, manifest)
+    answer = engine.answers[name]
+    engine.run(lambda: len(answer.tokens) > 1)
+    request = engine.core.scheduler.requests[name]
+    assert engine.core.scheduler.reset_prefix_cache(reset_running_requests=True)
+    engine.run()
+    return tokens + answer.tokens, request.num_preemptions
+
+
 def given_up(engine, name, prompt, at):
     """Abort a request; return the free blocks before and after it, and its load's problem."""
     tokens, manifest = saved(engine, name, prompt)
@@ -213,6 +226,12 @@ def test_the_messages_of_a_handoff_may_come_in_any_order(engine, order):
     prompt = prompt_of(name)
     expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)
     assert engine.call(in_order, name, prompt, order) == expected
+
+
+def test_a_preempted_request_is_recomputed(engine):
+    prompt = prompt_of("preempted")
+    expected = engine.call(generate, "preempted-alone", prompt, WRITTEN)
+    assert engine.call(preempted, "preempted", prompt) == (expected, 1)
 
 
 @pytest.mark.parametrize(

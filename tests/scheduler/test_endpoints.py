@@ -180,3 +180,18 @@ async def test_keys_spread_evenly_and_only_those_of_a_dead_scheduler_move():
         assert all(taken[one.address] > len(moved) / len(left) / 2 for one in left)
         for one in endpoints:
             await one.close()
+
+
+async def test_the_keys_of_a_hanging_scheduler_move_and_come_back(elsewhere, monkeypatch):
+    monkeypatch.setattr("baton.scheduler.endpoints.BACK_S", 0.3)
+    async with (
+        SchedulerServer(Options()) as server,
+        SchedulerClient(f"{elsewhere.address},{server.address}", router_id="router") as client,
+    ):
+        assert homes(client) == {elsewhere.address, server.address}
+        mine = {name for name in NAMES if client.home(name) == server.address}
+        elsewhere.stand_still()
+        await all_at(client, server.address)
+        elsewhere.go_on()
+        await all_at(client, elsewhere.address, server.address)
+        assert {name for name in NAMES if client.home(name) == server.address} == mine

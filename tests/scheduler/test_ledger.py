@@ -1,10 +1,12 @@
 """Attempts and their bookings: the effect of each event, whether early, late or duplicated."""
 
+from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
 
 from baton.attempts import EPOCH_KEEP_S, Attempt, image_id
+from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.ledger import HANDOFFS_KEPT, Ledger
 from baton.scheduler.types import Booking, Reserved, RouterReport
 from harness.scheduling import Clock, report
@@ -184,6 +186,10 @@ def test_a_reported_booking_has_another_lease(ledger, clock):
     assert (set(ledger.live), ledger.expired) == ({"r"}, 0)
 
 
+def test_each_ledger_has_another_generation():
+    assert Ledger(1.0).generation != Ledger(1.0).generation
+
+
 def test_history_is_newest_first_and_bounded(ledger, clock):
     names = [f"r{number}" for number in range(HANDOFFS_KEPT + 5)]
     for name in names:
@@ -246,3 +252,15 @@ def test_superseded_attempts_leave_no_leases(ledger, clock):
         clock.now += BOOKING_LEASE_S - 1
         ledger.report(report(renewed=[Attempt("r", 99)]))
     assert (len(ledger.live), len(ledger._looks)) == (1, 1)
+
+
+def test_finished_requests_are_forgotten(clock):
+    ledger = Ledger(1.0, clock)
+    kept = 100
+    for number in range(20 * kept):
+        clock.now += EPOCH_KEEP_S / kept
+        ledger.report(RouterReport(finished=((Attempt(f"{number}", 1), pb.Finished()),)))
+        assert len(ledger._past) <= kept + 1
+    assert isinstance(ledger._past, OrderedDict)
+    assert ledger.last(f"{number - kept - 1}") == (0, False)
+    assert ledger.last(f"{number}") == (1, True)

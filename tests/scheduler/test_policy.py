@@ -328,6 +328,11 @@ def test_weights_decide_between_scorers():
     assert choose(need(), *pair, scorers={"running_requests": 1.0, "free_blocks": 9.0})[1] == "many"
 
 
+def test_without_scorers_all_workers_are_equal():
+    names = {choose(need(f"r{number}"), worker("a", M), worker("b", M), scorers={})[1] for number in range(3)}
+    assert names <= {"a", "b"}
+
+
 E = pb.ROLE_ENCODE
 NO_KV = {"block_size": 0, "num_blocks": 0}
 

@@ -122,6 +122,25 @@ async def test_a_plain_url_of_the_wrong_cluster_node_is_refused(three):
         await store.close()
 
 
+async def test_a_moved_slot_is_found(three):
+    """Nodes learn of the new owner as with `redis-cli --cluster reshard`. The drains are written again."""
+    async with schedulers(f"redis+cluster://127.0.0.1:{three[0].port}") as stores:
+        assert await shared(stores, "before-the-move")
+        was = owner(three, KEY)
+        to = next(node for node in three if node is not was)
+        with admin(to) as target:
+            name = target.cluster("MYID").decode()
+            slot = target.cluster("KEYSLOT", KEY)
+        with admin(was) as source:
+            source.flushall()  # a slot with keys cannot be moved
+        for node in (to, was, *three):
+            with admin(node) as client:
+                client.cluster("SETSLOT", slot, "NODE", name)
+        await recovered(stores)
+        assert await shared(stores, "before-the-move", "after-it")
+        assert keys_on(to) > 0
+
+
 async def test_failover_in_a_cluster(tmp_path):
     with cluster(tmp_path, replicas=1) as nodes:
         async with schedulers(f"redis+cluster://127.0.0.1:{nodes[0].port}") as stores:

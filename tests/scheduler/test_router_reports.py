@@ -186,6 +186,25 @@ async def test_a_lost_booking_is_reported_again_and_a_fenced_one_is_not(wire, re
     assert reporter.held == 2
 
 
+async def test_a_new_generation_gets_all_bookings(wire, reporter):
+    wire.generation = "one"
+    reporter.hold(live("a"), 30.0)
+    reporter.hold(live("b"), 30.0, booked_by=HERE)
+
+    def placed():
+        return [[one.attempt.request_id for one in sent.placed] for sent in wire.sent if sent.placed]
+
+    await until(lambda: placed() == [["a"]])
+    wire.generation = "two"
+    reporter.finished(Attempt("other", 1), "stop")
+    await until(lambda: placed() == [["a"], ["a", "b"]])
+    reporter.saw_generation("", HERE)
+    reporter.saw_generation("two", HERE)
+    reporter.finished(Attempt("other", 1), "stop")
+    await reporter.close()
+    assert placed() == [["a"], ["a", "b"]]
+
+
 async def test_a_new_generation_gets_all_bookings_at_once_after_a_failed_placement(wire, reporter):
     wire.generation = "one"
     reporter.hold(live("a"), 30.0)

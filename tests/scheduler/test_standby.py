@@ -65,6 +65,14 @@ def test_heard_workers_have_recent_heartbeats(standby, clock):
     assert standby.heard(8.0) == []
 
 
+def test_a_pair_is_chosen_as_the_scheduler_would(standby):
+    standby.learn(snapshot("p", "d"))
+    picked = standby.place(need(prompt=100, new=10), {})
+    assert isinstance(picked, Assignment)
+    assert (picked.prefill.worker_id, picked.decode.worker_id) == ("p", "d")
+    assert (picked.booking.prompt_tokens, picked.booking.blocks) == (100, 8)
+
+
 def test_bookings_of_others_count_until_their_leases_end(standby, clock):
     """8 requests fit. This router's own bookings count until they end."""
     standby.learn(snapshot("m", requests=3))
@@ -88,6 +96,14 @@ def test_nothing_is_placed_without_a_recent_snapshot(standby, clock):
         clock.now += KEPT_S
         assert isinstance(standby.place(need(), {}), Assignment)
         clock.now += 1
+
+
+def test_an_excluded_worker_is_avoided(standby):
+    standby.learn(snapshot("a", "b"))
+    for number in range(8):
+        picked = standby.place(need(f"r{number}", 1, 100, 10, "a"), {})
+        assert isinstance(picked, Assignment)
+        assert picked.decode.worker_id == "b"
 
 
 def test_workers_stay_while_a_scheduler_settles(standby):

@@ -73,6 +73,25 @@ def test_a_save_in_several_steps_of_staging_comes_whole(source, nixl):
         assert np.array_equal(drain(nixl, pull_of(manifest)), caches.records(source.cache, own))
 
 
+def test_records_come_while_the_prompt_is_still_computed(source, nixl):
+    blocks = (1, 2, 3, 4, 9, 8, 7, 6, 5)
+    chunks = nixl.pull(pull_of(source.begin("early", blocks[:4], whole=9)))
+    expected = caches.records(source.cache, blocks)
+    there = came = 0
+    for stop in (4, 6, 9):
+        if there:
+            part = Part(0, there, blocks[there:stop])
+            source.saver.save(SaveJob("early", 1, (part,), whole=9, last=stop == 9))
+        there = stop
+        while came < there:
+            records = next(chunks)
+            assert records.first_block == came
+            came += len(records.data)
+            assert np.array_equal(records.data, expected[records.first_block : came])
+        assert came == there
+    assert next(chunks, None) is None
+
+
 def test_an_aborted_prompt_ends_its_pull(source, nixl):
     chunks = nixl.pull(pull_of(source.begin("given-up", (1, 2), whole=9)))
     assert len(next(chunks).data) == 2

@@ -11,7 +11,7 @@ import pytest
 
 import baton
 from baton.services.engine.args import VLLM_VERSION
-from harness.support import BATON, CALL_S, IGNORING, PYTHON, eventually, free_port, listening, ran
+from harness.support import BATON, CALL_S, IGNORING, PYTHON, eventually, free_port, full_pipe, listening, ran
 
 INTERRUPTED = 130
 
@@ -136,3 +136,19 @@ command.main()"""
     done = ran(PYTHON, "-c", code)
     first, *_, last = done.stderr.splitlines()
     assert (done.returncode, first[:9], last) == (1, "Traceback", "RuntimeError: a bug")
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_process_serves_though_its_logs_are_not_read(closed):
+    """It also ends on the first signal. test_printing.py has full disks and readers that left."""
+    port = free_port()
+    command = [BATON, "scheduler", "--scheduler", f"127.0.0.1:{port}"]
+    if closed:
+        command = ["sh", "-c", 'exec "$@" >&- 2>&- <&-', "sh", *command]
+    with full_pipe() as writing, subprocess.Popen(command, stdout=writing, stderr=writing) as process:
+        try:
+            eventually(lambda: listening(port), 60, "it listens")
+            process.send_signal(signal.SIGHUP)
+            assert process.wait(CALL_S) == 0
+        finally:
+            process.kill()

@@ -168,6 +168,11 @@ def tokens_of(engine, name):
     return engine.answers[name].tokens
 
 
+def test_two_requests_that_fail_together(engine):
+    found, _ = engine.call(among, {}, [dose("pair", after=3), dose("pair", after=3)])
+    assert found.ended == [["poison-0", "poison-1"]]
+
+
 @pytest.mark.parametrize("where", ["schedule", "execute", "sample", "update"])
 def test_handoffs_of_a_failed_step_are_cleaned_up(engine, source, where):
     before = engine.call(blocks)

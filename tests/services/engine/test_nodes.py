@@ -89,6 +89,15 @@ def test_tensor_parallel_with_drafts(world):
         ends_with_its_limb(gang)
 
 
+def test_a_limb_ends_with_its_leader(world):
+    with world.spread(TP) as gang:
+        ranks = gang.call(1, "ranks")
+        gang.processes[0].kill()
+        began = time.monotonic()
+        eventually(lambda: not any(map(runs, ranks)), CALL_S, "its ranks have ended", 0.01)
+        assert time.monotonic() - began < 1.0 * PATIENCE
+
+
 @whole_table
 def test_pipeline_parallel(world):
     with world.spread({"pipeline_parallel_size": 2, "nodes": 2}) as gang:
@@ -98,8 +107,28 @@ def test_pipeline_parallel(world):
         ends_with_its_limb(gang)
 
 
+@whole_table
+@pytest.mark.parametrize(
+    "engine", [{"nodes": 2}, {"nodes": 4, "tensor_parallel_size": 2}], ids=["dp", "dp-tp"]
+)
+def test_data_parallel(world, engine):
+    with world.spread(engine, size=2) as gang:
+        heads = gang.heads
+        for number, (name, tokens) in enumerate(PROMPTS.items()):
+            gang.add(heads[number % 2], name, tokens, WRITTEN)
+        assert gang.answers(PROMPTS) == {name: world.expected[name] for name in PROMPTS}
+
+
 def ends_with_its_limb(gang):
     began = time.monotonic()
     eventually(lambda: gang.call(0, "look").lost, CALL_S, "the leader learns of it", 0.01)
     assert time.monotonic() - began < 1.0 * PATIENCE
     eventually(lambda: gang.processes[1].poll() is not None, CALL_S, "the limb has ended", 0.01)
+
+
+def runs(pid):
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] not in b"ZX"
+    except FileNotFoundError:
+        return False

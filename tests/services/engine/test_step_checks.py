@@ -12,6 +12,7 @@ import torch
 import vllm
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS, RepetitionDetectionParams, SamplingParams
 from vllm.v1.core.sched.utils import check_sequence_repetition
+from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu import buffer_utils
 from vllm.v1.worker.gpu.sample import bad_words, logit_bias, logprob
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcRequestState
@@ -152,6 +153,12 @@ def test_the_limits_are_vllms():
     assert step_checks.V2_BIASED_TOKENS == logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS
     assert step_checks.V2_STOP_TOKENS == logit_bias.MAX_NUM_STOP_TOKEN_IDS
     assert step_checks.NAMED_TOKENS == MAX_LOGPROB_TOKEN_IDS
+
+
+def test_more_log_probabilities_than_tokens_would_break_a_step():
+    """vLLM's front end only compares the number with engine.extra.max_logprobs."""
+    with pytest.raises(RuntimeError, match="out of range"):
+        Sampler.gather_logprobs(torch.zeros(1, 8), 9, torch.tensor([1]))
 
 
 def test_repetitions_are_detected_quickly():

@@ -13,7 +13,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
 from baton.scheduler.client import Placement
 from baton.services.engine import wire
-from baton.services.router import errors
+from baton.services.router import errors, pool, worker_stream
 from baton.services.router import suspects as module
 from baton.services.router.http.forms import error_response
 from baton.services.router.recovery import Failure, Trouble
@@ -113,6 +113,32 @@ async def test_a_request_that_an_engine_ended_is_tried_once_more(cluster):
     assert len(alone(*workers)) == 1
 
 
+@pytest.mark.parametrize("lost_before", [0, 2], ids=["beside others", "as a suspect"])
+async def test_a_worker_that_hangs_and_then_dies_counts_once(cluster, monkeypatch, lost_before):
+    """It comes back and is used again, because there is no other worker."""
+    monkeypatch.setattr(pool, "SUSPECT_S", 0.1)
+    monkeypatch.setattr(worker_stream, "CALL_TIMEOUT_S", 0.5)
+    cluster.remake(silence_s=0.4)
+    names = [f"m{number}" for number in range(lost_before + 1)]
+    workers = [await cluster.members.add(FakeWorker(name, pb.ROLE_MIXED)) for name in names]
+    dies, hangs, waits = (
+        Fault(PHASE_DECODE, **how) for how in ({"die": True}, {"hang": True}, {"silent": True})
+    )
+    faults = share(workers, *[*[dies] * lost_before, hangs, waits])
+    await cluster.send("q", PROMPT, TOKENS)
+    await until(lambda: any(worker.hangs for worker in workers), "one hangs")
+    [hung] = [worker for worker in workers if worker.hangs]
+    lost = {"trouble": "lost", "worker": hung.worker_id}
+    await until(lambda: cluster.count("retries_total", **lost) == 1, "it is lost")
+    hung.hangs = False
+    await until(lambda: not faults, "it is asked again")
+    await hung.die()
+    spare = await cluster.members.add(FakeWorker("spare", pb.ROLE_MIXED))
+    right(await cluster.answer("q"), PROMPT)
+    assert cluster.count("retries_total", **lost) == 2
+    assert bool(alone(spare)) == bool(lost_before), "one lost worker makes no suspect"
+
+
 def test_a_suspect_is_not_tried_on_the_worker_that_it_just_lost():
     worker = pb.Worker(worker_id="m0")
     placed, suspects = Placement(Attempt("q", 1), None, worker), Quarantine()
@@ -135,6 +161,45 @@ async def test_a_request_that_silently_loses_its_workers_is_given_up_but_not_con
     assert sum(worker._server is None for worker in workers) == 4, "a request takes at most four workers"
     assert cluster.count("suspects_total", end="convicted") == 0
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
+
+
+async def test_losses_of_a_suspect_have_the_same_limit(cluster):
+    workers = await cluster.pair(decode=6)
+    fails = Fault(PHASE_DECODE, failed=ENGINE, goes_on=True)
+    share(workers, fails, *[Fault(PHASE_DECODE, die=True)] * 9)
+    got = await cluster.ask(PROMPT, TOKENS)
+    assert "4 workers of at most 4 failed" in str(got.error)
+    assert sum(worker._server is None for worker in workers) == 4
+
+
+async def test_neighbours_of_a_request_that_kills_its_workers_continue(cluster):
+    """There is one worker at a time, so all requests meet again on the next one."""
+    workers = []
+
+    async def start():
+        worker = FakeWorker(f"m{len(workers)}", pb.ROLE_MIXED, step_s=0.01)
+
+        def poisoned():
+            for one in worker._running.values():
+                if one.start.request_id == "killer":
+                    one.fault = Fault(one.start.phase, die=True)
+
+        worker.before_step = poisoned
+        workers.append(await cluster.members.add(worker))
+
+    await start()
+    names = {f"q{number}": [*PROMPT, number] for number in range(4)}
+    for name, prompt in {**names, "killer": PROMPT}.items():
+        await cluster.send(name, prompt, TOKENS)
+    while not all(one.over for one in cluster.got.values()):
+        await until(lambda: workers[-1]._server is None or all(one.over for one in cluster.got.values()), "")
+        if workers[-1]._server is None:
+            await cluster.members.leave(workers[-1])
+            await start()
+    for name, prompt in names.items():
+        right(cluster.got[name], prompt)
+    assert "4 workers of at most 4 failed" in str(cluster.got["killer"].error)
+    assert len(workers) == 5, "it took four"
 
 
 async def test_many_are_tried_one_at_a_time(cluster):

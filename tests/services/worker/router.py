@@ -1,4 +1,4 @@
-"""Test doubles of a worker's peers: a router's stream and a follower (`followed`)."""
+"""Test doubles of a worker's peers: a router's stream, a follower (`followed`), a source (`telling`)."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from vllm.v1.engine import FinishReason
 from baton.attempts import attempt_id
 from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
-from baton.rpc import aio_channel
+from baton.rpc import aio_channel, aio_server
 from baton.security.names import Role
 from baton.services.engine import wire
 from harness.support import PATIENCE
@@ -208,6 +208,31 @@ async def kept(source, epoch=1):
     return last.complete
 
 
+class _Telling(rpc.WorkerServicer):
+    def __init__(self, replies):
+        self._replies = replies
+
+    async def Follow(self, request, context):
+        del request
+        for reply in self._replies:
+            await context.write(reply)
+
+
+@asynccontextmanager
+async def telling(source, *replies):
+    """Return another source, which sends these replies."""
+    server = aio_server()
+    rpc.add_WorkerServicer_to_server(_Telling(replies), server)
+    other = pb.Source()
+    other.CopyFrom(source)
+    other.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield other
+    finally:
+        await server.stop(None)
+
+
 async def hello(address, model="tiny", vllm_version="0.32.0", protocol=wire.PROTOCOL):
     request = pb.HelloRequest(router_id="test", model=model, vllm_version=vllm_version, protocol=protocol)
     async with aio_channel(address, Role.WORKER) as channel:
@@ -217,4 +242,5 @@ async def hello(address, model="tiny", vllm_version="0.32.0", protocol=wire.PROT
 __all__ = [
     "DECODE", "PREFILL", "SAVE", "FinishReason", "Got", "PoolingParams",
     "Stream", "StructuredOutputsParams", "connected", "followed", "hello", "kept", "prompt", "request",
+    "telling",
 ]  # fmt: skip

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import pytest
 from vllm.lora.request import LoRARequest
 
-from baton.protos.worker_pb2 import Failed
+from baton.protos.worker_pb2 import Failed, FollowReply
 from baton.services.config import EngineSettings
 from baton.services.engine.adapters import read_adapters
 from harness.adapters import adapter
 from harness.checkpoints import tiny_qwen2
 from harness.support import eventually
 from harness.workers import START_TIMEOUT_S, Worker, fleet
-from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
+from tests.services.worker.router import DECODE, PREFILL, connected, kept, prompt, request, telling
 
 WRITTEN = 24
 BASE, FIRST, SECOND = "", "first", "second"
@@ -114,6 +114,40 @@ async def test_two_adapters_and_the_base_model_in_one_batch(pair):
     drafts = [rests[name, 1].drafts for name in NAMES]
     assert all(one.num_draft_tokens > 0 for one in drafts)
     assert sum(accepted * steps for one in drafts for accepted, steps in enumerate(one.histogram)) > 0
+
+
+@pytest.mark.parametrize(("kind", "first_step"), [("right", 4), ("wrong", 1), ("no tokens", 1)])
+async def test_the_first_step_verifies_drafts_of_the_prefill_worker(pair, kind, first_step):
+    whole = pair.answers[BASE][1]
+    core = pair.request(f"first drafts: {kind}", BASE, PROMPTS[1])
+    async with connected(pair.prefill.address) as source, connected(pair.decode.address) as target:
+        begun = await source.run(core, PREFILL)
+        complete = await kept(source.source(core))
+        drafts = {
+            "right": whole[1:6],
+            "wrong": [(token + 1) % 250 for token in whole[1:4]],
+            "no tokens": [2**32 - 1, *whole[1:4]],
+        }[kind]
+        del complete.draft_token_ids[:]
+        complete.draft_token_ids.extend(drafts)
+        async with telling(source.source(core), FollowReply(complete=complete)) as other:
+            rest = await target.run(core, DECODE, source=other)
+    assert begun.tokens + rest.tokens == whole
+    assert rest.steps[0] == first_step
+
+
+async def test_the_prefill_worker_drafts_for_the_decode_worker(pair):
+    repeated = prompt(16, seed=62)
+    core = pair.request("drafts made", BASE, PROMPTS[1], allowed_token_ids=sorted(set(repeated)))
+    async with connected(pair.prefill.address) as source, connected(pair.decode.address) as target:
+        whole = (await target.run(core, DECODE)).tokens
+        core.request_id = "drafts made elsewhere"
+        begun = await source.prefill(core)
+        drafts = list((await kept(source.source(core))).draft_token_ids)
+        assert 0 < len(drafts) <= DRAFTS["num_speculative_tokens"]  # drafted from the earlier occurrence
+        rest = await target.run(core, DECODE, source=source.source(core))
+    assert begun.tokens + rest.tokens == whole
+    assert rest.drafts.num_draft_tokens >= len(drafts)
 
 
 async def test_adapters_do_not_share_cached_kv(pair):

@@ -284,3 +284,12 @@ async def test_what_makes_no_sense_is_refused(encoder, prompts):
     for start in (text, longer, asking(encoder, "p", {A: ""}), asking(encoder, "p", {A: ""}, PHASE_PREFILL)):
         encoder.start(start)
         assert (await failed(encoder))[0] == Failed.CODE_INVALID
+
+
+async def test_a_wrong_key(encoder, prompts):
+    put(encoder, A)
+    encoder.start(encoding("one"))
+    start = asking(encoder, "p", {A: "one"})
+    start.encoded[0].source.key = b"sixteen others ."
+    prompts.start(start)
+    await prompts.fails(Failed.CODE_MEDIA, A)

@@ -4,7 +4,7 @@ import time
 
 from baton.protos import worker_pb2 as pb
 from harness.support import PATIENCE, eventually
-from tests.services.worker.router import DECODE, StructuredOutputsParams, connected, prompt, request
+from tests.services.worker.router import DECODE, PREFILL, StructuredOutputsParams, connected, prompt, request
 
 LETTERS = [*range(ord("a"), ord("z") + 1)]  # the tokenizer's tokens are bytes
 # Seventy letters, then a digit, which the request does not allow: found only at the end of the answer.
@@ -73,3 +73,16 @@ async def test_each_request_uses_the_backend_that_its_grammar_needs(mixed):
                 f"multiple {number}", prompt(20), structured_outputs=StructuredOutputsParams(json=multiple)
             )
             assert bytes((await stream.run(core, DECODE)).tokens[:4]) in (b"4001", b"8002")
+
+
+async def test_a_grammar_that_nothing_satisfies_is_refused_before_the_prefill(prefill):
+    async with connected(prefill.address) as stream:
+        for number, grammar in enumerate(
+            (
+                StructuredOutputsParams(grammar="root ::= root"),
+                StructuredOutputsParams(regex="[^\\s\\S]"),
+                StructuredOutputsParams(json='{"$ref": "#"}'),
+            )
+        ):
+            core = request(f"empty {number}", prompt(20), structured_outputs=grammar)
+            assert "no answer satisfies" in refused(await stream.run(core, PREFILL))

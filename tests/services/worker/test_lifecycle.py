@@ -1,5 +1,6 @@
 """A worker's start, drain and failures."""
 
+import asyncio
 import signal
 
 import psutil
@@ -8,7 +9,8 @@ from baton.protos import scheduler_pb2
 from baton.protos import worker_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.services.leave import ENGINE_FAILED
-from harness.support import eventually, free_port, free_ports
+from harness import breaking
+from harness.support import PATIENCE, eventually, free_port, free_ports
 from harness.workers import START_TIMEOUT_S
 from tests.services.worker.router import DECODE, PREFILL, connected, kept, prompt, request
 
@@ -41,6 +43,16 @@ async def test_a_ready_worker_is_registered_with_its_capacity(workers, mixed):
     assert "staging: 64 MiB of shared memory for saved KV (half of the KV cache)" in mixed.text
 
 
+async def test_a_worker_reports_its_load(workers, mixed):
+    async with connected(mixed.address) as stream:
+        await stream.start(request("loads", prompt(20), max_tokens=3900), DECODE)
+        await stream.some("loads", 1)
+        async with asyncio.timeout(10 * PATIENCE):
+            while (await registered(workers))[mixed.name].load.running != 1:
+                await stream.some("loads", 1)
+        await stream.abort("loads")
+
+
 async def test_a_drain_waits_while_a_rank_does_not_answer(workers):
     """The rank may hold saved KV, and here it does."""
     worker = workers.started("prefill", engine={"tensor_parallel_size": 2})
@@ -60,7 +72,7 @@ async def test_a_drain_waits_while_a_rank_does_not_answer(workers):
     assert "drained in" in worker.text
 
 
-async def test_an_operators_drain_waits_for_requests_and_handoffs(workers, mixed):
+async def test_an_operators_drain_waits_for_requests_and_handoffs_and_can_be_undone(workers, mixed):
     worker = workers.started("mixed")
     handed = request("handed over while it drains", prompt(100, seed=20))
     async with connected(worker.address) as source, connected(mixed.address) as target:
@@ -71,27 +83,62 @@ async def test_an_operators_drain_waits_for_requests_and_handoffs(workers, mixed
             assert (await client.drain(worker.name)).problem == ""
         eventually(lambda: not worker.serving(), 10, "it drains")  # a heartbeat tells it
         assert len((await source.end("finishes")).tokens) == 1500
+        status = (await registered(workers))[worker.name]
+        assert status.state == scheduler_pb2.WORKER_STATE_DRAINING
         assert worker.exitcode is None  # the handoff has not been pulled
         rest = await target.run(handed, DECODE, source=source.source(handed))
         assert len(begun.tokens + rest.tokens) == 24
     assert worker.ended() == 0
     assert worker.name not in await registered(workers)
+    again = workers.started("mixed", worker={"worker_id": worker.name})
+    status = (await registered(workers))[worker.name]
+    assert (status.state, status.drained) == (scheduler_pb2.WORKER_STATE_DRAINING, True)
+    assert again.exitcode is None
+    async with SchedulerClient(workers.scheduler) as client:
+        assert (await client.undrain(worker.name)).name == worker.name
+        status = (await registered(workers))[worker.name]
+        assert (status.state, status.drained) == (scheduler_pb2.WORKER_STATE_READY, False)
+    eventually(lambda: "takes requests again" in again.text, 10, "it is undrained")
+    again.signal(signal.SIGTERM)
+    assert again.ended() == 0
+    assert worker.name not in await registered(workers)
 
 
-async def test_a_draining_worker_keeps_its_role_and_a_second_signal_ends_it(workers):
-    worker, decode = workers.started("prefill"), scheduler_pb2.ROLE_DECODE
-    async with SchedulerClient(workers.scheduler) as client, connected(worker.address) as source:
+async def test_a_worker_changes_its_role_under_load(workers, mixed):
+    """Requests and handoffs from before the change continue."""
+    worker = workers.started("prefill")
+    prefill, decode = scheduler_pb2.ROLE_PREFILL, scheduler_pb2.ROLE_DECODE
+    handed = request("handed over across the change", prompt(100, seed=21))
+    async with (
+        SchedulerClient(workers.scheduler) as client,
+        connected(worker.address) as source,
+        connected(mixed.address) as target,
+    ):
+        begun = await source.prefill(handed)
+        await source.start(request("goes on", prompt(30), max_tokens=300), DECODE)
+        await source.some("goes on", 1)
         assert (await client.set_role(worker.name, decode)).worker_id == worker.name
+        status = (await registered(workers))[worker.name]
+        assert (status.identity.role, status.state) == (decode, scheduler_pb2.WORKER_STATE_READY)
         assert (await client.set_role(worker.name, decode)).problem == ""  # no change
         late = await source.run(request("placed before", prompt(60)), PREFILL)
         assert late.saved.problem == ""
+        rest = await target.run(handed, DECODE, source=source.source(handed))
+        assert len(begun.tokens + rest.tokens) == 24
+        assert (await client.set_role(worker.name, prefill)).problem == ""
+        assert len((await source.end("goes on")).tokens) == 300
+        assert (await registered(workers))[worker.name].identity.role == prefill
+        assert "no worker's id" in (await client.set_role("nobody", decode)).problem
         await source.start(request("holds it", prompt(30), max_tokens=3900), DECODE)
         await source.some("holds it", 1)
+        await source.start(request("finishes", prompt(30), max_tokens=1500), DECODE)
+        await source.some("finishes", 1)
         worker.signal(signal.SIGTERM)
         eventually(lambda: not worker.serving(), 10, "it drains")
-        refused = await client.set_role(worker.name, scheduler_pb2.ROLE_PREFILL)
-        assert "it is draining" in refused.problem
-        worker.signal(signal.SIGINT)
+        assert "it is draining" in (await client.set_role(worker.name, decode)).problem
+        assert (await registered(workers))[worker.name].state == scheduler_pb2.WORKER_STATE_DRAINING
+        assert len((await source.end("finishes")).tokens) == 1500
+        worker.signal(signal.SIGINT)  # a second signal ends it at once
         assert worker.ended(5) == 128 + signal.SIGINT
 
 
@@ -120,6 +167,34 @@ async def test_a_killed_worker_leaves_no_processes(workers):
     assert worker.ended() == -signal.SIGKILL
     _, alive = psutil.wait_procs(family, timeout=10)
     assert alive == []
+
+
+async def test_a_signal_during_loading(workers):
+    worker = workers.start("mixed")
+    eventually(lambda: "loading" in worker.text, 30, "it loads")
+    worker.signal(signal.SIGTERM)
+    assert worker.ended() == 0
+    assert worker.name not in await registered(workers)
+
+
+async def test_a_worker_survives_a_step_that_fails_and_a_drain_that_times_out_returns_requests(workers):
+    worker = workers.started("decode", engine=breaking.ENGINE, worker={"drain_timeout_s": 0.3})
+    async with connected(worker.address) as stream:
+        await stream.start(request("innocent", prompt(30), max_tokens=3900), DECODE)
+        # At once, so that both are in the step.
+        await stream.start(request("poison", prompt(30), extra_args=breaking.ASKING), DECODE)
+        for name in ("innocent", "poison"):
+            got = await stream.end(name)
+            assert got.failed.code == pb.Failed.CODE_ENGINE
+            assert got.failed.engine_goes_on
+        await stream.start(request("later", prompt(30), max_tokens=20), DECODE)
+        assert len((await stream.end("later")).tokens) == 20
+        await stream.start(request("long", prompt(30), max_tokens=3900), DECODE)
+        await stream.some("long", 1)
+        worker.signal(signal.SIGTERM)
+        assert (await stream.end("long")).failed.code == pb.Failed.CODE_DRAINING
+        assert worker.ended() == 0
+    assert "in the step that failed: poison#1: prompt of 30 tokens" in worker.text
 
 
 async def test_a_worker_that_listens_on_all_addresses_advertises_one(workers, mixed):

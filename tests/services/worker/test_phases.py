@@ -1,14 +1,19 @@
 """Handoffs between real workers: what the router is told, and requests that end without one."""
 
-from harness.support import eventually
+from baton.handoff.manifest import seal
+from baton.protos import worker_pb2 as pb
+from baton.protos.worker_pb2 import FollowReply
+from harness.support import eventually, free_port
 from tests.services.worker.router import (
     DECODE,
     PREFILL,
     FinishReason,
     StructuredOutputsParams,
     connected,
+    kept,
     prompt,
     request,
+    telling,
 )
 
 PINNED = "baton_worker_handoffs_pinned"
@@ -73,6 +78,62 @@ async def test_clients_cannot_control_transfers(mixed):
     nothing_pinned(mixed)
 
 
+async def test_cached_blocks_are_not_pulled(prefill, mixed):
+    tokens = prompt(200, seed=10)
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        whole = await target.run(request("first", tokens), DECODE)
+        core = request("second", tokens)
+        begun = await source.prefill(core)
+        rest = await target.run(core, DECODE, source=source.source(core))
+    assert begun.tokens + rest.tokens == whole.tokens
+    assert rest.admitted.blocks_pulled == 1  # 1 of 7: the last one, which is not full
+
+
+async def test_a_released_handoff_fails_by_name(prefill, mixed):
+    core = request("released", prompt(100, seed=11))
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        begun = await source.prefill(core)
+        await source.abort("released")
+        nothing_pinned(prefill)
+        failed = await target.run(core, DECODE, source=source.source(core))
+        assert failed.failed.code == pb.Failed.CODE_HANDOFF
+        assert "released" in failed.failed.message
+        assert failed.finish is None
+        # The next attempt computes here.
+        rest = await target.run(core, DECODE, epoch=2, written=begun.tokens)
+        whole = await target.run(request("never released", prompt(100, seed=11)), DECODE)
+    assert begun.tokens + rest.tokens == whole.tokens
+
+
+async def test_a_source_that_cannot_be_reached_is_named(prefill, mixed):
+    core = request("far away", prompt(100, seed=14))
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        await source.prefill(core)
+        complete = await kept(source.source(core))
+        for shard in complete.manifest.shards:
+            del shard.offers["shm"]
+            shard.address = f"127.0.0.1:{free_port()}"
+        seal(complete.manifest)
+        async with telling(source.source(core), FollowReply(complete=complete)) as other:
+            failed = await target.run(core, DECODE, source=other)
+        assert failed.failed.code == pb.Failed.CODE_SOURCE
+        await source.abort("far away")
+
+
+async def test_seeded_prompts_of_several_steps_do_not_kill_the_engine(mixed):
+    """vLLM alone crashes here on a CPU."""
+
+    def core(name, n, **params):
+        return request(f"{name} {n}", prompt(600, seed=300 + n), temperature=1.0, seed=n, **params)
+
+    async with connected(mixed.address) as stream:
+        alone = [await stream.run(core("alone", n), DECODE) for n in range(3)]
+        for n in range(3):
+            await stream.start(core("together", n, skip_reading_prefix_cache=True), DECODE)
+        together = [await stream.end(f"together {n}") for n in range(3)]
+    assert [got.tokens for got in together] == [got.tokens for got in alone]
+
+
 async def test_metrics_count_a_handoff(prefill, mixed):
     names = {
         prefill: ("generated_tokens", "handoffs_saved", "engine_step_seconds_count", "prefix_cache_queries"),
@@ -102,6 +163,64 @@ STEP = 256  # tokens
 def long(name, which, **params):
     """Return a request whose prompt takes three steps."""
     return request(name, prompt(2 * STEP + 60 + which % 40, seed=which), **params)
+
+
+async def test_a_longer_prompt_is_pulled_while_it_is_prefilled(prefill, mixed):
+    """Test everything that depends on where the output begins: penalties, seeds, logprobs, min_tokens."""
+    cores = [
+        long("early", 500),
+        long("early seeded", 501, temperature=1.0, seed=3),
+        long("early penalised", 502, presence_penalty=1.5, frequency_penalty=1.0, min_tokens=8),
+        long("early logprobs", 503, logprobs=2),
+    ]
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        for core in cores:
+            await target.start(core, DECODE, source=source.source(core))
+            begun = await source.run(core, PREFILL)
+            assert begun.saved.chunks == 3
+            rest = await target.end(core.request_id)
+            assert rest.admitted is not None, rest.failed
+            assert rest.admitted.bytes > 0
+            assert rest.admitted.early_bytes <= rest.admitted.bytes
+            core.request_id = f"whole {core.request_id}"
+            whole = await target.run(core, DECODE)
+            assert begun.tokens + rest.tokens == whole.tokens
+            assert len(rest.logprobs) == (len(rest.tokens) if core.sampling_params.logprobs else 0)
+    nothing_pinned(prefill)
+
+
+async def test_an_aborted_handoff_can_be_tried_again(prefill, mixed):
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        core = long("dropped", 510)
+        await target.start(core, DECODE, source=source.source(core))
+        await source.start(core, PREFILL)
+        await target.abort("dropped")
+        await source.abort("dropped")
+        await target.start(core, DECODE, epoch=2, source=source.source(core))
+        begun = await source.prefill(core, epoch=2)
+        rest = await target.end("dropped")
+        assert len(begun.tokens + rest.tokens) == 24
+    nothing_pinned(prefill)
+
+
+async def test_an_aborted_prefill_fails_its_decode(prefill, mixed):
+    async with connected(prefill.address) as source, connected(mixed.address) as target:
+        for which in range(520, 540):
+            core = long(f"given up {which}", which)
+            await target.start(core, DECODE, source=source.source(core))
+            await source.start(core, PREFILL)
+            await source.abort(core.request_id)
+            got = await target.end(core.request_id)
+            if got.failed is None:
+                continue  # its prompt was already complete
+            assert got.failed.code == pb.Failed.CODE_HANDOFF
+            # The next attempt computes here.
+            got = await target.run(core, DECODE, epoch=2, written=[1])
+            assert (got.failed, len(got.tokens)) == (None, 23)
+            break
+        else:
+            raise AssertionError("all prompts were complete before they were aborted")
+    nothing_pinned(prefill)
 
 
 async def test_requests_that_need_their_first_token_wait_for_it(prefill, mixed):

@@ -1,5 +1,7 @@
 """A chat's KV on one worker is used for its next turn on another."""
 
+import pytest
+
 from baton.attempts import prefix_id
 from baton.protos import worker_pb2 as pb
 from harness.support import eventually
@@ -72,3 +74,36 @@ async def test_a_beginning_is_shorter_than_its_prompt(mixed):
         for tokens in (0, 64, 65):
             got = await stream.run(core, SAVE, prefix_tokens=tokens, name=f"no beginning {tokens}")
             assert got.failed.code == pb.Failed.CODE_INVALID
+
+
+async def test_a_prompt_may_start_before_its_beginning_is_saved(prefill, mixed):
+    async with connected(prefill.address) as reader, connected(mixed.address) as writer:
+        core, held = await chat(writer, "turn: at once", 760)
+        name = prefix_id(core.request_id)
+        await reader.start(core, PREFILL, source=writer.source(core, name=name, tokens=held + 1))
+        await writer.start(core, SAVE, prefix_tokens=held + 1, name=name)
+        begun = await reader.end(core.request_id)
+        assert begun.admitted is not None, "it took longer than a second to save it"
+        assert begun.admitted.tokens == held + 1
+        await reader.abort(core.request_id)
+    nothing_pinned(mixed)
+    nothing_pinned(prefill)
+
+
+@pytest.mark.parametrize("how", ["released", "never asked for"])
+async def test_a_beginning_that_does_not_arrive_is_computed(prefill, mixed, how):
+    async with connected(prefill.address) as reader, connected(mixed.address) as writer:
+        core, held = await chat(writer, f"turn: {how}", 740)
+        source = writer.source(core, name=prefix_id(core.request_id), tokens=held + 1)
+        if how == "released":
+            await save(writer, core, held)
+            await writer.abort(prefix_id(core.request_id))
+            nothing_pinned(mixed)
+        begun = await reader.run(core, PREFILL, source=source)
+        assert begun.admitted is None
+        assert begun.saved is not None, begun.failed
+        core.request_id = f"turn: {how}, alone"
+        whole = await writer.run(core, DECODE)
+        await reader.abort(f"turn: {how}")
+    assert begun.tokens == whole.tokens[:1]
+    nothing_pinned(prefill)

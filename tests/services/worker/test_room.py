@@ -4,9 +4,10 @@ import pytest
 
 from baton.protos import worker_pb2 as pb
 from harness.support import eventually
-from tests.services.worker.router import PREFILL, connected, prompt, request
+from tests.services.worker.router import DECODE, PREFILL, connected, kept, prompt, request
 
 WAITING, PINNED = "baton_worker_requests_waiting", "baton_worker_handoffs_pinned"
+USED = "baton_worker_kv_cache_usage_ratio"
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +32,20 @@ async def test_a_prompt_waits_for_room_and_is_refused_in_time(worker):
         await stream.abort("b")
         await stream.prefill(core["f"])
     eventually(lambda: worker.figure(PINNED) == 0, 10, "all is released")
+
+
+async def test_a_prompt_larger_than_staging_is_handed_over_in_parts(worker, mixed):
+    core = request("large", prompt(1000, seed=610), max_tokens=8)
+    async with connected(worker.address) as source, connected(mixed.address) as target:
+        begun = await source.prefill(core)
+        manifest = (await kept(source.source(core))).manifest
+        assert manifest.shards[0].slots < manifest.num_blocks / 2
+        assert manifest.num_blocks * manifest.shards[0].record_bytes > 2**20 - 2**12
+        eventually(lambda: worker.figure(USED) > 0, 10, "blocks without a slot stay in the cache")
+        rest = await target.run(core, DECODE, source=source.source(core))
+        core.request_id = "large, whole"
+        whole = await target.run(core, DECODE)
+    assert begun.tokens + rest.tokens == whole.tokens
+    assert rest.admitted.blocks_pulled == manifest.num_blocks
+    eventually(lambda: worker.figure(PINNED) == 0, 10, "all is released")
+    eventually(lambda: worker.figure(USED) == 0, 10, "the blocks are freed")

@@ -24,6 +24,7 @@ from vllm import _custom_ops
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.platforms import current_platform
+from vllm.v1.sample import rejection_sampler
 from vllm.v1.spec_decode import ngram_proposer
 
 from baton.services.engine.patches import table
@@ -256,6 +257,12 @@ def test_a_later_stage_has_buffers_without_a_warm_up():
         STAGE.check_shipped(right=False)
     found = STAGE.ours(runner, 3, received, True)
     assert torch.equal(found["hidden_states"], received["hidden_states"])
+
+
+def test_the_sampler_uses_the_patched_expansion():
+    values = torch.tensor([0.5, 0.0, 2.0, 0.25, 1.0, 3.0, 4.0])
+    expanded = rejection_sampler.expand_batch_to_tokens(values, cumulated(COUNTS), TOKENS, 0, 1)
+    assert expanded.tolist() == [1.0] * 3 + [2.0] + [1.0] * 4 + [3.0] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -133,6 +133,22 @@ def add_rest(engine, name, prompt, read, answer=ANSWER):
     return wrote
 
 
+def together(engine, name):
+    """Hand all prompts over at once, while another request runs."""
+    LOOKUP[0] = LIMIT
+    read = [add_prompt(engine, f"{name}-{n}", one) for n, one in enumerate(prompts())]
+    engine.run()
+    running = engine.add(f"{name}-running", [5] * 40, 60)
+    engine.run(until=lambda: len(running.tokens) > 3)
+    wrote = [add_rest(engine, f"{name}-{n}", one, read[n]) for n, one in enumerate(prompts())]
+    engine.run()
+    assert len(running.tokens) == 60
+    return [
+        (one.tokens + two.tokens, SEEN.first[f"{name}-{n}"], SEEN.tokens[f"{name}-{n}"])
+        for n, (one, two) in enumerate(zip(read, wrote, strict=True))
+    ]
+
+
 def begin_early(engine, name, prompt):
     """Load while the prompt is prefilled. Returns the same as `handed_over`."""
     LOOKUP[0] = LIMIT
@@ -204,6 +220,13 @@ def test_a_prompts_last_step_drafts_for_the_decode_worker(engine, alone):
     assert accepted >= len(LENGTHS)  # each handoff brings two drafts
     engine.call(handed_over, "counted", prompts()[-1], How(answer=2))
     assert engine.call(take_drafted)[-3:-1] == [0, MOST]  # its prompt's second step, and the last one
+
+
+def test_many_at_once_beside_a_running_request(engine, alone):
+    found = engine.call(together, "many")
+    assert [answer for answer, _, _ in found] == alone
+    assert all(drafts for _, drafts, _ in found)
+    assert sum(tokens for _, _, tokens in found) > 1.5 * len(found)
 
 
 def test_wrong_drafts_change_nothing(engine, alone):

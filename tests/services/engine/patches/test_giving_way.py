@@ -180,6 +180,34 @@ def reserved_scene(engine, others, first):
     return Reserved(tokens, before, after)
 
 
+def held_back_scene(engine, others, first):
+    """Let "first" find a slot but no blocks to reserve, and later blocks but no slot."""
+    kept = prefill(engine, "first", first)
+    scheduler = engine.core.scheduler
+    names = [f"batch {number}" for number in range(len(others))]
+    for name, prompt in zip(names[1:], others[1:], strict=True):
+        add(engine, name, prompt, BATCH)
+    until_tokens(engine, names[1:], 2)
+    pool = scheduler.kv_cache_manager.block_pool
+    taken = pool.get_new_blocks(engine.free_blocks - 5)
+    add(engine, "first", first, FIRST, params=load_params(1, len(first)))
+    step(engine)
+    assert scheduler.requests["first"] in scheduler.deferred_waiting
+    add(engine, names[0], others[0], BATCH)
+    until_tokens(engine, names[:1], 1)
+    pool.free_blocks(taken)
+    requests = [scheduler.requests[name] for name in names]
+    step(engine)
+    before = sum(one.num_preemptions for one in requests)
+    engine.resume("first", kept.tokens, manifest_of(kept))
+    until_tokens(engine, ["first"], 1)
+    after = sum(one.num_preemptions for one in requests)
+    while scheduler.has_requests():
+        step(engine)
+    tokens = [engine.answers[name].tokens for name in names]
+    return Reserved([*tokens, kept.tokens + engine.answers["first"].tokens], before, after)
+
+
 # The following functions run in the test's process.
 
 
@@ -243,7 +271,8 @@ def test_no_slot_is_given_twice_if_none_may_be_preempted(engine):
     assert told.steps > 0  # each of which checked the slots
 
 
-def test_prompts_computed_elsewhere_preempt_nothing(engine):
-    told = played(engine, reserved_scene, prompts(SLOTS, 40), prompts(1, 100)[0])
+@pytest.mark.parametrize("arrives", [reserved_scene, held_back_scene])
+def test_prompts_computed_elsewhere_preempt_nothing(engine, arrives):
+    told = played(engine, arrives, prompts(SLOTS, 40), prompts(1, 100)[0])
     assert told.preempted_before == 0
     assert told.preempted > 0  # once its prompt is complete it takes a slot at once

@@ -56,3 +56,8 @@ def test_patches_are_applied_once_and_in_order():
         names = [wrapper.__module__.removeprefix("baton.services.engine.patches.") for wrapper in found]
         rows = [patch for patch in table.PATCHES if symbol in patch.symbols and patch.platform in HERE]
         assert names == [patch.name for patch in rows]
+
+
+def test_undrafted_wraps_the_patches_that_draft():
+    names = [one.name for one in table.PATCHES if DRAFTING in one.symbols]
+    assert names == ["idle_drafter", "drafts_v1", "undrafted", "step_times"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 
 import pytest
 
@@ -157,6 +158,74 @@ async def test_an_unsupported_body_is_named(server, header, status, said):
     got = await answer_to(server, HEAD + header + b"\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
     assert got.split()[1] == status
     assert said in got
+
+
+# -- random requests
+
+LINES = (b"GET /", b"POST /", b"POST /early", b"HEAD /x", b"POST /large", b"GET /endless", b"GET /wait")
+HEADERS = (
+    *b"Host: x,Content-Length: 10,Content-Length: 70000,Connection: close,Connection: upgrade".split(b","),
+    *b"Expect: 100-continue,Transfer-Encoding: chunked,Upgrade: h2c".split(b","),
+    *(b"X: " + b"y" * 9000, b"", b"", b""),
+)
+PARTS = (
+    *(line + b" HTTP/1.1\r\n" for line in LINES),
+    *(header + b"\r\n" for header in HEADERS),
+    *(b"0123456789", bytes(70_000), b"X: y\r\n" * 2000, b"\x00\xff"),
+    *(b"a\r\n0123456789\r\n", b"0\r\n", b"0\r\n\r\n", b"5;x=y\r\n01234\r\n"),  # chunks
+)
+WHOLE = (
+    HEAD + b"Content-Length: 10\r\n\r\n0123456789",
+    HEAD + CHUNKED + b"a\r\n0123456789\r\n0\r\nT: u\r\n\r\n",
+    EARLY + b"Content-Length: 70000\r\n\r\n" + bytes(70_000),
+    GET,
+)
+
+
+async def one_client(server, chance):
+    """Send parts of requests in pieces, reading or not, then leave or stay."""
+    reader, writer = await connect(server)
+    wire = b"".join(
+        chance.choice(WHOLE) if chance.random() < 0.3 else chance.choice(PARTS)
+        for _ in range(chance.randint(1, 12))
+    )
+    sent = wire
+    reads = asyncio.create_task(reader.read()) if chance.random() < 0.7 else None
+    with contextlib.suppress(ConnectionError):
+        while wire:
+            size = chance.choice((1, 7, 100, 5000, 100_000))
+            writer.write(wire[:size])
+            wire = wire[size:]
+            if chance.random() < 0.3:
+                await asyncio.sleep(chance.random() * 0.02)
+            if size == 1:  # do not send all of it byte by byte
+                writer.write(wire[:2000])
+                wire = wire[2000:]
+    if chance.random() < 0.3:
+        writer.transport.abort()
+    elif chance.random() < 0.3:
+        with contextlib.suppress(OSError):
+            writer.write_eof()
+    if reads is not None:
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            await asyncio.wait_for(reads, 5 * SLOW_S)
+    if b"/wait" in sent or b"/endless" in sent:  # these end only with their client
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_every_connection_ends(server, seed):
+    """Each connection has a timer at all times, and ends; afterwards no bytes are counted for it."""
+    chance = random.Random(seed)
+    clients = [asyncio.create_task(one_client(server, random.Random(chance.random()))) for _ in range(10)]
+    while not all(one.done() for one in clients):
+        for connection in list(server.uvicorn.server_state.connections):
+            assert not connection._timer.cancelled()
+        await asyncio.sleep(0.01)
+    for one in clients:
+        one.result()
+    await until(lambda: server.open_connections == 0, "all connections end", 10)
+    assert server.held == 0
 
 
 async def test_a_request_that_has_arrived_is_not_lost_when_the_time_is_over(server):

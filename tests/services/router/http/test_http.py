@@ -10,7 +10,7 @@ import pytest
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from baton.protos import scheduler_pb2 as pb
-from baton.protos.worker_pb2 import PHASE_DECODE
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL
 from harness.fake_worker import MODEL, FakeWorker, Fault, until
 from harness.support import PATIENCE, listening
 from tests.services.router.http.site import MAX_WAIT_S, PROMPT, Site, body, events, pair, serving, text
@@ -105,6 +105,15 @@ async def test_a_client_that_leaves_aborts_both_sides(members, http):
     assert decode.running == []
 
 
+async def test_a_client_that_leaves_before_the_first_token(members, http):
+    prefill, _ = await pair(members, http)
+    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
+    asking = asyncio.create_task(http.post("/v1/completions", json=body(stream=True)))
+    await until(lambda: prefill.seen.starts, "the prefill begins")
+    asking.cancel()
+    await until(lambda: prefill.seen.aborts, "the worker gets an abort", 2.0)
+
+
 async def test_sigterm_lets_streams_end_within_the_drain(start_router, tmp_path):
     """A stream that outlasts the drain ends with an error."""
     site = Site(start_router, tmp_path, drain_timeout_s=1.5 * PATIENCE)
@@ -130,6 +139,21 @@ async def test_sigterm_lets_streams_end_within_the_drain(start_router, tmp_path)
         await until(lambda: not workers[1].running, "the worker drops the request", 2.0)
         assert await asyncio.to_thread(site.process.wait, END_S) == 0
     assert "Traceback" not in site.process.text
+
+
+async def test_the_settings_limit_the_time(start_router, tmp_path):
+    """router.request_timeout_s, and half of it while no scheduler answers."""
+    site = Site(start_router, tmp_path, request_timeout_s=3.0)
+    async with site.client() as http:
+        got = await http.post("/v1/completions", json=body(stream=True))
+        assert (got.status_code, "retry-after" in got.headers) == (503, True)
+        assert "scheduler" in got.json()["error"]["message"]
+        assert "scheduler" in (await http.get("/health")).json()["reason"]
+        async with site.scheduler() as members:
+            prefill, _ = await pair(members, http)
+            prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
+            got = await http.post("/v1/completions", json=body(stream=True))
+            assert (got.status_code, got.json()["error"]["type"]) == (504, "GatewayTimeoutError")
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "soon", "nan", "inf", ""])

@@ -99,3 +99,32 @@ async def test_an_unknown_model_is_404_and_none_400(workers, client, url):
         named = await http.post("/tokenize", json={"model": "code", "prompt": "x"})
         assert named.json()["max_model_len"] == 512
     assert not any(worker.seen.starts for worker in workers.values())
+
+
+async def test_one_model_may_lack_workers_while_the_other_serves(workers, client, url):
+    code = workers["code"]
+    await code.members.leave(code)
+    async with httpx.AsyncClient(base_url=url) as http:
+
+        async def gone():
+            return not await healthy(http, model="code")
+
+        await until(gone, START_S)
+        with pytest.raises(openai.InternalServerError, match="model 'code': ") as refused:
+            await client.completions.create(model="code", prompt=PROMPT, max_tokens=1, stream=True)
+        assert (refused.value.status_code, "retry-after" in refused.value.response.headers) == (503, True)
+        await client.completions.create(model="chat", prompt=PROMPT, max_tokens=1)
+        health = await http.get("/health")
+        assert (health.status_code, health.json()["models"]["chat"]) == (200, "ok")
+        assert health.json()["models"]["code"] != "ok"
+        assert (await http.get("/health", params={"model": "x"})).json()["error"]["code"] == "model_not_found"
+        metrics = (await http.get("/metrics")).text
+        assert 'baton_router_ready_workers{model="chat"} 1.0' in metrics
+        assert 'baton_router_ready_workers{model="code"} 0.0' in metrics
+        done = [line for line in metrics.splitlines() if line.startswith("vllm:request_success_total")]
+        counts = {
+            name: sum(float(line.split()[-1]) for line in done if f'"{name}"' in line) for name in NAMES
+        }
+        assert counts["chat"] > 0
+        assert metrics.count("# TYPE vllm:request_success_total ") == 1
+        assert metrics.count("# TYPE vllm:num_requests_running ") == 1
