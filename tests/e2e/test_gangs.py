@@ -73,8 +73,7 @@ def test_gangs_over_tls_answer_like_one_engine_and_come_back(case, tmp_path):
     security = {"tls": True, "ca": str(tmp_path / "ca")}
     with case.deployment(tmp_path / "up", fleet=fleet, security=security, constants=QUICK) as one:
         one.up(1, 1, 0)
-        first = members(one)
-        assert first
+        first = eventually(lambda: members(one), CALL_S, "the gang is whole")
 
         async def run():
             async with one.async_client() as client:

@@ -112,7 +112,7 @@ async def test_decode_workers_lost_before_they_begin_make_no_suspect(cluster):
 
 
 async def test_a_decode_worker_that_is_not_reached_ends_the_prefill(cluster):
-    prefill, gone = await cluster.pair()
+    prefill, gone = await cluster.pair(connect=False)
     await cluster.connect(prefill)
     await gone.die()
     prefills_long(prefill)
