@@ -1,8 +1,8 @@
 """Change roles without goals: when one side is overloaded and the other has a worker to spare.
 
 A side's pressure is its work relative to its capacity: queued prompt tokens over the token budget of a
-step, or requests over the slots of the batches (fewer if the KV cache holds fewer). Requests only booked on
-a decode worker do not count. A worker or gang changes sides once one side's pressure has been high for
+step, or the larger share of the slots of the batches and of the KV blocks in use. Requests only booked on a
+decode worker do not count. A worker or gang changes sides once one side's pressure has been high for
 `after_s`, if the other side would be at ease without that worker and would have room for its bookings.
 After a change, no role changes for `PAUSE` * `after_s`.
 """
@@ -71,7 +71,9 @@ def _pressure(role: pb.Role, of: Sequence[Member], on: Sequence[Member]) -> floa
     """Return the pressure of the work of some workers if others did it."""
     if role == pb.ROLE_PREFILL:
         return sum(one.queued_tokens for one in of) / max(1, sum(one.step_tokens for one in on))
-    return sum(one.load.running + one.load.waiting for one in of) / max(1, sum(one.slots for one in on))
+    requests = sum(one.load.running + one.load.waiting for one in of)
+    by_batch = requests / max(1, sum(one.batch for one in on))
+    return max(by_batch, sum(one.used for one in of) / max(1, sum(one.blocks for one in on)))
 
 
 def _can_spare(role: pb.Role, all_: Sequence[Member], rest: Sequence[Member]) -> bool:

@@ -25,7 +25,9 @@ class Member:
     requests: int  # placed on it and not finished
     slots: int  # batch size, or fewer if the KV cache holds fewer
     step_tokens: int = 0  # most tokens in a step
+    batch: int = 0  # most requests in a step
     blocks: int = 0  # KV blocks that it has
+    used: int = 0  # blocks in use
     booked: int = 0  # blocks booked there
 
 

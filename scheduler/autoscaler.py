@@ -182,7 +182,9 @@ def _member(unit: list[WorkerRecord]) -> Member:
         requests=sum(one.reserved.requests for one in unit),
         slots=sum(_slots(one.capacity, load) for one, load in zip(unit, loads, strict=True)),
         step_tokens=sum(one.capacity.max_num_batched_tokens for one in unit),
+        batch=sum(one.capacity.max_num_seqs for one in unit),
         blocks=sum(usable_blocks(one.capacity) for one in unit),
+        used=sum(usable_blocks(one.capacity) - one.load.free_blocks for one in unit if one.load is not None),
         booked=sum(one.reserved.blocks for one in unit),
     )
 

@@ -53,7 +53,7 @@ def open_to_all(router: RouterSettings, host: str = "") -> str:
 
 def keys_of(key: str, value: str) -> list[str]:
     """Return the key in a setting's value, or those in the file that it names. Raises ConfigError."""
-    path = _path(value)
+    path = _path(key, value)
     return keys_in(key, path) if path else [value]
 
 
@@ -102,7 +102,7 @@ def token(security: SecuritySettings) -> str:
         raise ConfigError(
             "security.token: to join, a process needs a token from `baton ca token`, as file:PATH"
         )
-    path = _path(value)
+    path = _path("security.token", value)
     return _read("security.token", path) if path else value
 
 
@@ -124,8 +124,10 @@ def check_book(path: str) -> None:
         raise ConfigError(str(error)) from None
 
 
-def _path(value: str) -> str:
-    """Return PATH of a secret given as file:PATH, or ""."""
+def _path(key: str, value: str) -> str:
+    """Return PATH of a secret given as file:PATH, or "". Raises ConfigError."""
+    if value == FILE:
+        raise ConfigError(f"{key}: write a path after {FILE}")
     return value.removeprefix(FILE) if value.startswith(FILE) else ""
 
 

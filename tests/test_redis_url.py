@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.redis_url import has_password, without_password
+from baton.redis_url import has_password, password_file, without_password
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,7 @@ from baton.redis_url import has_password, without_password
         ("redis://user:s3@cret@host", "redis://user@host"),
         ("redis://s3cret@host", "redis://host"),
         ("redis://host/0?password=s3cret&db=1", "redis://host/0"),
+        ("redis://host/0?password_file=/run/baton@1/pw", "redis://host/0"),
     ],
 )
 def test_the_password_is_not_shown(url, shown):
@@ -26,8 +27,15 @@ def test_the_password_is_not_shown(url, shown):
     ("url", "has"),
     [
         *(("redis://:a@host", True), ("redis://u:a@host", True), ("redis://host?password=a", True)),
+        *(("redis://host?password_file=/a@b:c", False), ("redis://host?password_file=/a&password=b", True)),
         *(("redis://host/0", False), ("redis://u@host", False), ("redis://:@host", False), ("memory", False)),
     ],
 )
 def test_a_password_in_a_url_is_recognised(url, has):
     assert has_password(url) is has
+
+
+@pytest.mark.parametrize("path", ["/run/pw", "/run/baton@1.service/pw", "/a+b", "/a b"])
+def test_the_path_of_a_password_file_is_found(path):
+    assert password_file(f"redis://user@host/0?db=1&password_file={path}&x=y") == path
+    assert password_file(f"redis+sentinel://one:1,two:2/main?password_file={path}") == path

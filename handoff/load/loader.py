@@ -248,7 +248,7 @@ class Loader:
 
     def _limit_s(self, job: LoadJob) -> float:
         """Return the time limit for pulling a complete prompt; a slower pull is worse than computing it."""
-        return self._pull_timeout_s + job.tokens / PULLED_TOKENS_PER_S
+        return min(EARLY_PULL_S, self._pull_timeout_s + job.tokens / PULLED_TOKENS_PER_S)
 
     def _report(self, load: _Load, problem: Problem | None) -> None:
         del self._loads[load.job.key]

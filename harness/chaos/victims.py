@@ -92,10 +92,10 @@ class Part:
     @property
     def gang(self) -> list[Part]:
         """The workers of its gang, or itself alone."""
-        name = self.settings.get("worker", {}).get("gang")
+        name = self.settings.get("worker", {}).get("gang", "").partition("/")[0]
         if not (self.is_worker and name):
             return [self]
-        return [one for one in self.site.workers if one.settings["worker"].get("gang") == name]
+        return [one for one in self.site.workers if one.settings["worker"]["gang"].partition("/")[0] == name]
 
     @property
     def fell(self) -> bool:

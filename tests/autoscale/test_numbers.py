@@ -77,6 +77,23 @@ def test_images_are_counted_apart_from_prompts():
     assert (demand.prompts, demand.prompt_tokens_per_s) == ([], 0.0)
 
 
+@pytest.mark.parametrize("size", [0, 3, 40])
+def test_a_router_may_have_other_buckets(size):
+    meter = DemandMeter()
+    meter.take(0.0, {"a": pb.RouterLoad(), "b": pb.RouterLoad()})
+    odd = pb.RouterLoad(prompts=[5] * size, first_token=[5] * size)
+    assert meter.take(2.0, {"a": router(5), "b": odd}).prompts
+    assert len(meter.totals.load.first_token) == len(SECONDS) + 1
+
+
+def test_an_absurd_count_stops_no_later_step():
+    meter = DemandMeter()
+    meter.take(0.0, {"a": pb.RouterLoad()})
+    for step, most in enumerate((2**64 - 1, 0, 2**64 - 1), 1):
+        meter.take(2.0 * step, {"a": pb.RouterLoad(over=most, prompts=[most], waiting=most % 2**32)})
+    assert meter.take(8.0, {"b": router(5)}).prompt_tokens_per_s >= 0
+
+
 def test_routers_come_and_go():
     meter = DemandMeter()
     meter.take(0.0, {"a": router(50)})

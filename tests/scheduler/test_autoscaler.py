@@ -330,6 +330,12 @@ def test_the_idlest_decode_worker_changes_when_prompts_queue():
     assert "prefill side was at 3.9 for 10 s" in flip.why
 
 
+def test_a_few_long_requests_are_no_full_side():
+    """Their KV takes two thirds of the blocks, so a third one fits."""
+    long = worker("d", D, Reserved(requests=2, blocks=67))
+    assert Cluster(worker("p1", P), worker("p2", P), long).first_flip(60) is None
+
+
 FULL_CACHE, COMING = Reserved(requests=1, blocks=95), Reserved(requests=4, blocks=40)
 
 

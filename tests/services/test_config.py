@@ -148,6 +148,7 @@ def test_a_misspelt_environment_variable_is_refused(monkeypatch, name, said):
         ("router: 'api_key: c4nary'", "router is a section"),
         ("router:\n  api_key:c4nary", "router is a section"),
         ("scheduler: {store: ['redis://:c4nary@host']}", "scheduler.store is not allowed"),
+        ("scheduler: {worker_lease_s: 1.9, store: 'redis://:c4nary@host'}", "scheduler.worker_lease_s"),
         ("scheduler: {worker_lease_s: 0, store: 'redis://:c4nary@host'}", "scheduler.worker_lease_s"),
         (
             "scheduler: {store: 'redis://:c4nary@host?password_file=x'}",
@@ -214,3 +215,14 @@ def test_dumps_contain_secrets_only_on_request():
     with pytest.raises(ValidationError) as error:
         settings.scheduler.store = ["redis://:c4nary@host"]
     assert "c4nary" not in str(error.value)
+
+
+@pytest.mark.parametrize(("given", "names"), [("a,b", ["a", "b"]), ("", []), ("[a, '']", ["a"]), ("[]", [])])
+def test_a_model_has_one_name_or_several(yaml_file, given, names):
+    yaml_file.write_text(f"engine: {{served_model_name: {given if given[:1] == '[' else repr(given)}}}")
+    assert load({}, yaml_file).engine.served_model_name == names
+
+
+def test_kv_is_served_at_one_address(yaml_file):
+    yaml_file.write_text("handoff: {listen: '127.0.0.1:7402,127.0.0.1:7403'}")
+    assert "handoff.listen" in refusal(yaml_file)

@@ -140,3 +140,8 @@ def test_compose_publishes_the_router_on_this_machine_alone():
         for port in service.get("ports", []):
             assert port.startswith(("127.0.0.1:", "${ADDRESS:-127.0.0.1}:")), name
     assert compose["services"]["router"]["environment"]["BATON_ROUTER__API_KEY"] == "${API_KEY:-}"
+
+
+def test_a_secret_without_a_path_is_refused():
+    with pytest.raises(ConfigError, match=r"router\.api_key: write a path after file:"):
+        credentials.api_keys(RouterSettings(api_key="file:"))

@@ -12,8 +12,10 @@ PINNED = "baton_worker_handoffs_pinned"
 
 async def test_handoffs_wait_longer_than_their_lease(workers):
     """No prompt is computed again, and released handoffs are freed."""
-    prefill = workers.start("prefill", scheduler={"worker_lease_s": LEASE_S / 6})
-    room = {"baton.services.config.workers:MAX_QUEUE_FACTOR": 3.0}
+    module = "baton.services.config.workers"
+    shorter = {f"{module}:PLACEMENT_LEASE": LEASE_S / 2 / 5.0}  # in leases of 5 s
+    prefill = workers.start("prefill", constants=shorter)
+    room = {f"{module}:MAX_QUEUE_FACTOR": 3.0}
     decode = workers.started("decode", constants=room, engine={"max_num_seqs": SEQS})
     eventually(prefill.serving, 60, "the prefill worker serves")
     cores = [request(f"queued {n}", prompt(70, seed=500 + n), max_tokens=200) for n in range(2 * SEQS)]
