@@ -6,7 +6,7 @@ from tests.null_gpu.arms import ALL, LONG, V1, wishes
 
 # The kernel's counts limit synchronous matches, and the null GPU counts none.
 DRAFTING = [name for name, arm in ALL.items() if arm["engine"]["speculative_config"] and name != "sync-ngram"]
-PAIRS = [name for name, arm in ALL.items() if "decode" in arm]
+PAIRS = [name for name, arm in ALL.items() if arm["workers"].get("decode")]
 KILLED = [name for name, arm in ALL.items() if arm["workers"].get("decode", 0) > 1]
 
 pytestmark = pytest.mark.timeout(600)
