@@ -52,9 +52,9 @@ WAITING = ("services/cli/", "services/fleet/", "services/router/")
 ENGINES_LAST = ("services", "fuzz", "harness", "e2e")
 # Then come the longest files with engines of their own.
 LONG_FIRST = (
-    "ray_hosts",
     "ray_serve",
     "ray_local",
+    "ray_hosts",
     "compose",
     "gangs",
     "store_failures",
