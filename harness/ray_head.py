@@ -27,7 +27,12 @@ from harness import ray_forks
 from harness.support import CALL_S, PYTHON, ROOT, free_port, listening, running
 
 # Without RAY_AUTH_MODE, Ray would write a token into the home folder.
-RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
+RAY = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_raylet_start_wait_time_s": "240",  # a busy machine takes longer than the 30 s that are the default
+}
 LESS_WORK = {
     "RAY_worker_niceness": "0",
     "RAY_enable_metrics_collection": "0",
