@@ -1,4 +1,4 @@
-"""How vLLM's errors are reworded. tests/e2e/test_bad_start.py has those of an engine that loads."""
+"""Test how vLLM's errors are reworded. tests/e2e/test_bad_start.py has those of an engine that loads."""
 
 import json
 import warnings
