@@ -119,7 +119,6 @@ def _cluster_file(folder: Path, routers: int, sections: Mapping[str, Any]) -> Pa
     own = {
         "router_config": {"deployment_config": {"num_replicas": routers}},
         "engine": ENGINE,
-        "scheduler": {"worker_lease_s": 2.0},
         "handoff": {"staging_mib": 64},
     }
     path = folder / "cluster.yaml"

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import urllib.error
 from pathlib import Path
 
 import hypothesis
@@ -130,6 +131,12 @@ def pytest_collection_modifyitems(items):
         named = item.get_closest_marker("timeout")
         if named is not None:
             item.add_marker(pytest.mark.timeout(named.args[0] * PATIENCE), append=False)
+
+
+def pytest_exception_interact(call, report):
+    """Show the body of an HTTP error, which says what is wrong."""
+    if isinstance(error := call.excinfo.value, urllib.error.HTTPError):
+        report.sections.append(("the response's body", error.read().decode(errors="replace")))
 
 
 def _path(item):

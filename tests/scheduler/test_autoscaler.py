@@ -40,7 +40,7 @@ def goals(mode="on", least=2):
 @asynccontextmanager
 async def scheduler(url, topic, wanted, **options):
     # The scheduler settles after a lease.
-    settings = Options(store=url, topic=topic, worker_lease_s=0.5, **options)
+    settings = Options(store=url, topic=topic, worker_lease_s=2.0, **options)
     async with (
         SchedulerServer(settings, goals=wanted) as server,
         SchedulerClient(server.address, router_id="router") as client,
