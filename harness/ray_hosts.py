@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,12 +139,11 @@ def ray_hosts(folder: Path, routers: int = 1, *, die: bool = False, **sections: 
         cores = sorted(os.sched_getaffinity(0))
         first = _ray(network, environment, "first", cores[0], *head)
 
-        def answers() -> bool:
-            with network.inside(), suppress(OSError), socket.create_connection((first.address, GCS_PORT), 1):
-                return True
-            return False
+        def started() -> bool:
+            assert first.process.poll() is None, first.text
+            return "Ray runtime started" in first.text
 
-        eventually(answers, 60, "Ray's head answers")
+        eventually(started, 60, "Ray's head runs")
         address = f"{first.address}:{GCS_PORT}"
         second = _ray(network, environment, "second", cores[-1], f"--address={address}")
         output = folder / "up.log"

@@ -19,7 +19,6 @@ DECODE = scheduler_pb2.ROLE_DECODE
 def scaled(tmp_path_factory):
     config = {
         "engine": {"max_num_seqs": 4},
-        "scheduler": {"worker_lease_s": 2.0},
         "autoscale": {"mode": "on", "prefill": "1-1", "decode": "1-2"},
         "constants": {"baton.services.fleet.goals:DOWN_AFTER_S": 2.0},
     }

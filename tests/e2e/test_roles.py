@@ -23,8 +23,7 @@ ROLES = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory):
     """Start 1P2D. Tests leave it with these roles."""
-    scheduler = {"worker_lease_s": 2.0}
-    with deployment(tmp_path_factory.mktemp("trio"), scheduler=scheduler) as one:
+    with deployment(tmp_path_factory.mktemp("trio")) as one:
         yield one.up(1, 2)
 
 
