@@ -110,9 +110,8 @@ async def test_hello_names_the_method(drafting, mixed):
     assert (await hello(mixed.address)).identity.capacity.speculative_method == ""
 
 
-async def test_without_speculation_there_are_no_draft_metrics(mixed):
-    async with connected(mixed.address) as stream:
-        got = await stream.run(request("plain", prompt(20), max_tokens=4), DECODE)
+async def test_without_speculation_there_are_no_draft_metrics(mixed, target):
+    got = await target.run(request("plain", prompt(20), max_tokens=4), DECODE)
     assert got.drafts is None
     assert labelled(mixed, "baton_worker_drafts_total") == {}
     parts = labelled(mixed, "baton_worker_engine_step_phase_seconds_sum")

@@ -17,6 +17,7 @@ from baton.services.engine import wire
 from baton.services.engine.images import metadata_of
 from baton.services.roles import ENCODE
 from baton.services.worker import embeddings as module
+from baton.services.worker import outgoing
 from harness.fake_worker import until
 from tests.services.engine.test_images import feature, item
 from tests.services.worker.idle_worker import KEY, Engine, Worker
@@ -184,7 +185,8 @@ async def test_a_full_shelf(encoder, prompts):
     assert (await failed(prompts))[0] == Failed.CODE_MEDIA
 
 
-async def test_the_router_is_told_which_image_is_missing(encoder, prompts):
+async def test_the_router_is_told_which_image_is_missing(encoder, prompts, monkeypatch):
+    monkeypatch.setattr(outgoing, "WAIT_S", 0.05)
     put(encoder, B)
     encoder.start(encoding("two", B))
     prompts.start(asking(encoder, "p", {A: "none", B: "two"}))

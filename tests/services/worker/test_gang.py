@@ -43,12 +43,7 @@ def test_members_on_several_machines(size, nodes, ranks):
     ("size", "gang", "rank", "why"),
     [
         (1, "decode-0", 0, r"^worker\.gang \(value 'decode-0/0'\): engine\.data_parallel_size is 1"),
-        (
-            2,
-            "",
-            0,
-            r"^engine\.data_parallel_size is 2, and this worker has no gang: set worker\.gang",
-        ),
+        (2, "", 0, r"^engine\.data_parallel_size is 2, and this worker has no gang: set worker\.gang"),
         (2, "decode-0", 2, r"^worker\.gang \(value 'decode-0/2'\): .* ranks are 0 to 1"),
     ],
 )
