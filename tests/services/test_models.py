@@ -19,11 +19,8 @@ BASE = {
 def config(tmp_path):
     def load_with(models, **sections):
         file = tmp_path / "baton.yaml"
-        file.write_text(
-            models
-            if isinstance(models, str)
-            else yaml.safe_dump(BASE | sections | {"models": models}, sort_keys=False)
-        )
+        given = BASE | sections | {"models": models}
+        file.write_text(models if isinstance(models, str) else yaml.safe_dump(given, sort_keys=False))
         return load(config_file=str(file))
 
     return load_with
@@ -49,26 +46,15 @@ def test_an_entry_inherits_and_replaces_whole_keys(config):
             },
         }
     )
-    chat, code = models_of(settings)
-    assert (chat.name, chat.settings.engine.model, chat.settings.engine.extra) == (
-        "chat",
-        "weights",
-        {"a": 1},
-    )
-    assert (code.name, code.settings.engine.model, code.settings.engine.extra) == (
-        "org/code",
-        "other",
-        {"b": 2},
-    )
-    assert code.settings.engine.dtype == "float32"
-    assert chat.settings.engine.speculative_config is None
-    assert code.settings.engine.speculative_config is not None
-    assert [one.settings.router.max_waiting for one in (chat, code)] == [7, 3]
-    assert [one.prefix for one in (chat, code)] == ["chat-", "org-code-"]
-    assert [str(each.fleet) for each in started(settings, None)] == [
-        "2 mixed + 1 encode",
-        "1 prefill + 3 decode",
-    ]
+    models = models_of(settings)
+    assert [(one.name, one.prefix) for one in models] == [("chat", "chat-"), ("org/code", "org-code-")]
+    chat, code = [one.settings.engine for one in models]
+    assert (chat.model, chat.extra, chat.speculative_config) == ("weights", {"a": 1}, None)
+    assert (code.model, code.extra, code.dtype) == ("other", {"b": 2}, "float32")
+    assert code.speculative_config is not None
+    assert [one.settings.router.max_waiting for one in models] == [7, 3]
+    fleets = [str(each.fleet) for each in started(settings, None)]
+    assert fleets == ["2 mixed + 1 encode", "1 prefill + 3 decode"]
 
 
 def test_each_model_has_its_own_scheduler_and_all_have_one_identity(config):
