@@ -22,9 +22,9 @@ def bomb(number):
     return request(f"bomb {number}", prompt(20, seed=number), structured_outputs=grammar)
 
 
-def small(number, **params):
+def small(number):
     grammar = StructuredOutputsParams(choice=[f"yes{number}", "no"])
-    core = request(f"small {number}", prompt(20, seed=number), structured_outputs=grammar, **params)
+    core = request(f"small {number}", prompt(20, seed=number), structured_outputs=grammar)
     core.sampling_params.ignore_eos = False
     return core
 

@@ -3,11 +3,10 @@
 import asyncio
 
 from harness.support import eventually
-from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
+from tests.services.worker.router import DECODE, PINNED, PREFILL, connected, prompt, request
 
 LEASE_S = 1.5  # renewed every 0.5 s, so one renewal may be late on a busy machine
 SEQS = 2
-PINNED = "baton_worker_handoffs_pinned"
 
 
 async def test_handoffs_wait_longer_than_their_lease(workers):

@@ -21,8 +21,7 @@ async def test_hello_identifies_the_worker(mixed):
     assert reply.refusal == ""
     identity = reply.identity
     assert (identity.worker_id, identity.address, identity.model) == (mixed.name, mixed.address, "tiny")
-    assert identity.capacity.block_size == 32
-    assert identity.capacity.num_blocks == 4096
+    assert (identity.capacity.block_size, identity.capacity.num_blocks) == (32, 4096)
     assert list(identity.capacity.transports) == transports.usable(None)
     assert identity.capacity.lookahead_tokens == 1
     assert len(identity.capacity.compatibility_hash) >= 32
