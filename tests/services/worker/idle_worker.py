@@ -128,6 +128,13 @@ class Worker:
     def failed(self, session=None):
         return [one for reply in self.replies(session) for one in reply.failed]
 
+    def codes(self):
+        """Return the code of each failed request. Each fails once."""
+        failed = self.failed()
+        codes = {one.request_id: one.code for one in failed}
+        assert len(codes) == len(failed), failed
+        return codes
+
     async def failure(self):
         """Wait for a failure, which must be the only one."""
         async with asyncio.timeout(5 * PATIENCE):

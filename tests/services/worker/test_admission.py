@@ -219,8 +219,7 @@ async def test_a_decode_counts_from_its_start(worker):
     worker.start(with_kv(booked("a", 0, 30)))
     assert of(worker) == (0, 1, 30, 0)
     worker.start(with_kv(booked("b", 0, 20)))
-    [refusal] = worker.failed()
-    assert (refusal.request_id, refusal.code) == ("b", Failed.CODE_FULL)
+    assert worker.codes() == {"b": Failed.CODE_FULL}
     worker.incoming("a").on_complete(complete(7))
     assert of(worker) == (0, 1, 30, 0)
     await worker.dispatcher.close()
@@ -285,4 +284,4 @@ async def test_saves_and_trials_take_no_room_from_bookings(worker):
         worker.start(booked(f"r{number}", 0, 1))
     assert worker.failed() == []
     worker.start(booked("one more", 0, 1))
-    assert [one.code for one in worker.failed()] == [Failed.CODE_FULL]
+    assert worker.codes() == {"one more": Failed.CODE_FULL}

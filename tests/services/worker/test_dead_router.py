@@ -5,12 +5,18 @@ import signal
 
 import pytest
 
-from harness import zygote
+from harness import breaking, zygote
 from harness.support import CALL_S, eventually
 from tests.services.worker.router import DECODE, PINNED, PREFILL, connected, prompt, request
 
 RUNNING = "baton_worker_requests_running"
 HUNG_S = 20.0  # longer than gRPC's keepalive, shorter than a lease of saved KV
+
+
+@pytest.fixture(scope="module")
+def mixed(workers):
+    """Start a worker whose request lasts for minutes and computes little."""
+    return workers.started("mixed", engine=breaking.ENGINE)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +45,7 @@ async def hold(prefill, mixed, name):
     """Leave a handoff on one worker and a running request on the other, and wait."""
     async with connected(prefill) as source, connected(mixed) as target:
         await source.run(request(f"{name} kept", prompt(100, seed=41)), PREFILL)
-        long = request(f"{name} runs", prompt(20, seed=42), max_tokens=3900)
+        long = request(f"{name} runs", prompt(20, seed=42), max_tokens=3900, extra_args=breaking.SLOW)
         await target.start(long, DECODE)
         await target.some(long.request_id, 2)
         print("both", flush=True)

@@ -28,6 +28,11 @@ def second_rank(pid):
     return found
 
 
+def slow(name, tokens):
+    """Return a request that takes breaking.STEP_S for each token."""
+    return request(name, prompt(30), max_tokens=tokens, extra_args=breaking.SLOW)
+
+
 async def registered(worker):
     """Return what the scheduler knows of a worker; None if it is not registered."""
     async with SchedulerClient(worker.scheduler) as client:
@@ -73,16 +78,16 @@ async def test_a_drain_waits_while_a_rank_does_not_answer(workers):
 
 
 async def test_an_operators_drain_waits_for_requests_and_handoffs_and_can_be_undone(workers, target):
-    worker = workers.started("mixed")
+    worker = workers.started("mixed", engine=breaking.ENGINE)
     handed = request("handed over while it drains", prompt(100, seed=20))
     async with connected(worker.address) as source:
         begun = await source.prefill(handed)
-        await source.start(request("finishes", prompt(30), max_tokens=500), DECODE)
+        await source.start(slow("finishes", 20), DECODE)
         await source.some("finishes", 1)
         async with SchedulerClient(workers.scheduler) as client:
             assert (await client.drain(worker.name)).problem == ""
         eventually(lambda: not worker.serving(), 10, "it drains")  # a heartbeat tells it
-        assert len((await source.end("finishes")).tokens) == 500
+        assert len((await source.end("finishes")).tokens) == 20
         assert (await registered(worker)).state == DRAINING
         assert worker.exitcode is None  # the handoff has not been pulled
         rest = await target.run(handed, DECODE, source=source.source(handed))
@@ -105,11 +110,11 @@ async def test_an_operators_drain_waits_for_requests_and_handoffs_and_can_be_und
 
 async def test_a_worker_changes_its_role_under_load(workers, target):
     """Requests and handoffs from before the change continue."""
-    worker = workers.started("prefill")
+    worker = workers.started("prefill", engine=breaking.ENGINE)
     handed = request("handed over across the change", prompt(100, seed=21))
     async with SchedulerClient(workers.scheduler) as client, connected(worker.address) as source:
         begun = await source.prefill(handed)
-        await source.start(request("goes on", prompt(30), max_tokens=300), DECODE)
+        await source.start(slow("goes on", 20), DECODE)
         await source.some("goes on", 1)
         assert (await client.set_role(worker.name, ROLE_DECODE)).worker_id == worker.name
         status = await registered(worker)
@@ -120,18 +125,18 @@ async def test_a_worker_changes_its_role_under_load(workers, target):
         rest = await target.run(handed, DECODE, source=source.source(handed))
         assert len(begun.tokens + rest.tokens) == 24
         assert (await client.set_role(worker.name, ROLE_PREFILL)).problem == ""
-        assert len((await source.end("goes on")).tokens) == 300
+        assert len((await source.end("goes on")).tokens) == 20
         assert (await registered(worker)).identity.role == ROLE_PREFILL
         assert "no worker's id" in (await client.set_role("nobody", ROLE_DECODE)).problem
-        await source.start(request("holds it", prompt(30), max_tokens=3900), DECODE)
+        await source.start(slow("holds it", 3900), DECODE)
         await source.some("holds it", 1)
-        await source.start(request("finishes", prompt(30), max_tokens=500), DECODE)
+        await source.start(slow("finishes", 20), DECODE)
         await source.some("finishes", 1)
         worker.signal(signal.SIGTERM)
         eventually(lambda: not worker.serving(), 10, "it drains")
         assert "it is draining" in (await client.set_role(worker.name, ROLE_DECODE)).problem
         assert (await registered(worker)).state == DRAINING
-        assert len((await source.end("finishes")).tokens) == 500
+        assert len((await source.end("finishes")).tokens) == 20
         worker.signal(signal.SIGINT)  # a second signal ends it at once
         assert worker.ended(5) == 128 + signal.SIGINT
 
