@@ -36,16 +36,9 @@ def test_without_entries_there_is_one_model():
 
 
 def test_an_entry_inherits_and_replaces_whole_keys(config):
-    settings = config(
-        {
-            "chat": {"workers": {"mixed": 2, "encode": 1}},
-            "org/code": {
-                "workers": {"decode": 3},
-                "engine": {"model": "other", "extra": {"b": 2}, "speculative_config": {"method": "ngram"}},
-                "router": {"max_waiting": 3},
-            },
-        }
-    )
+    engine = {"model": "other", "extra": {"b": 2}, "speculative_config": {"method": "ngram"}}
+    code = {"workers": {"decode": 3}, "engine": engine, "router": {"max_waiting": 3}}
+    settings = config({"chat": {"workers": {"mixed": 2, "encode": 1}}, "org/code": code})
     models = models_of(settings)
     assert [(one.name, one.prefix) for one in models] == [("chat", "chat-"), ("org/code", "org-code-")]
     chat, code = [one.settings.engine for one in models]
@@ -58,10 +51,9 @@ def test_an_entry_inherits_and_replaces_whole_keys(config):
 
 
 def test_each_model_has_its_own_scheduler_and_all_have_one_identity(config):
-    settings = config(
-        {"chat": {}, "code": {}, "far": {"scheduler": {"address": "h:1", "topic": "t"}}},
-        scheduler={"address": "h:7400,i:7400", "topic": "site", "metrics_port": 7500},
-    )
+    far = {"scheduler": {"address": "h:1", "topic": "t"}}
+    common = {"address": "h:7400,i:7400", "topic": "site", "metrics_port": 7500}
+    settings = config({"chat": {}, "code": {}, "far": far}, scheduler=common)
     trees = [one.settings for one in models_of(settings)]
     assert [one.scheduler.topic for one in trees] == ["site.chat", "site.code", "t"]
     assert [one.scheduler.address for one in trees] == ["h:7400,i:7400", "h:7401,i:7401", "h:1"]

@@ -107,9 +107,8 @@ async def test_of_several_limits_all_are_taken_or_none(alone):
 async def test_tokens_are_charged_before_and_corrected_after(alone):
     visit = await alone.enter(caller(tokens_per_min=1_000))
     await visit.charge("a", prompt=100, most=500)
-    with pytest.raises(
-        OverLimit, match=r"1000 tokens a minute \(tokens_per_min\), and this request needs 600"
-    ) as no:
+    said = r"1000 tokens a minute \(tokens_per_min\), and this request needs 600"
+    with pytest.raises(OverLimit, match=said) as no:
         await visit.charge("b", prompt=100, most=500)
     assert 11 < no.value.retry_after_s <= 12  # 200 of 1,000 tokens are missing
     visit.settle("a", 150)

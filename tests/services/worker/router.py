@@ -185,10 +185,8 @@ def _gather(got, output):
     got.steps.append(len(output.new_token_ids))
     got.drafts = output.spec_decode_metrics or got.drafts
     got.finish, got.stop_reason = output.finish_reason, output.stop_reason
-    if output.new_logprobs is not None:
-        for ids, values in zip(
-            output.new_logprobs.logprob_token_ids, output.new_logprobs.logprobs, strict=True
-        ):
+    if (found := output.new_logprobs) is not None:
+        for ids, values in zip(found.logprob_token_ids, found.logprobs, strict=True):
             got.logprobs.append(dict(zip(ids.tolist(), values.tolist(), strict=True)))
     if output.new_prompt_logprobs_tensors is not None:
         got.prompt_logprobs += len(output.new_prompt_logprobs_tensors.logprobs)

@@ -174,9 +174,8 @@ async def test_a_renewal_that_fails_leaves_time_for_another(worker, monkeypatch)
 
 
 def with_logprobs(name, entries):
-    rows = LogprobsTensors(
-        torch.zeros(entries, 1, dtype=torch.int32), torch.zeros(entries, 1), torch.zeros(entries)
-    )
+    zeros = torch.zeros(entries, 1)
+    rows = LogprobsTensors(zeros.int(), zeros, torch.zeros(entries))
     return output(name, new_prompt_logprobs_tensors=rows)
 
 

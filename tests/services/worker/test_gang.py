@@ -11,12 +11,8 @@ from baton.services.worker.gang import LOOPBACK, _facts, gang_of, is_limb, own_h
 
 
 def settings(size, gang, rank, **engine):
-    return load(
-        {
-            "engine": {"data_parallel_size": size} | engine,
-            "worker": {"gang": f"{gang}/{rank}" if gang else ""},
-        }
-    )
+    worker = {"gang": f"{gang}/{rank}" if gang else ""}
+    return load({"engine": {"data_parallel_size": size} | engine, "worker": worker})
 
 
 def test_its_place():

@@ -13,16 +13,14 @@ from harness.fake_worker import until
 from tests.services.worker.idle_worker import start
 from tests.services.worker.test_following import serving
 
-NAMES = ["a", "b", "c", "d"]
+NAMES = "abcd"
+RUNNING = {f"{name}#1" for name in NAMES}
 
 
 @pytest.mark.parametrize(
     ("end", "code"),
     [
-        (
-            lambda one: one.on_failure(RuntimeError("CUDA error"), {f"{n}#1" for n in NAMES}),
-            Failed.CODE_ENGINE,
-        ),
+        (lambda one: one.on_failure(RuntimeError("CUDA error"), RUNNING), Failed.CODE_ENGINE),
         (lambda one: one.abort_all(), Failed.CODE_DRAINING),
     ],
     ids=["engine failed", "drain timed out"],
