@@ -98,8 +98,7 @@ async def test_two_adapters_and_the_base_model_in_one_batch(pair):
             await source.start(core, PREFILL)
         begun = {key: await source.end(core.request_id) for key, core in cores.items()}
         for key, core in cores.items():
-            saved = begun[key].saved
-            assert saved is not None
+            assert begun[key].saved is not None
             await target.start(core, DECODE, source=source.source(core))
         rests = {key: await target.end(core.request_id) for key, core in cores.items()}
     for (name, n), rest in rests.items():

@@ -60,8 +60,10 @@ async def test_a_request_resumes_after_n_tokens(target, kind):
     whole = await uninterrupted(target, f"whole {kind}", tokens, kind)
     assert len(whole.tokens) > 7, "too short to interrupt"
     for n in (1, 2, 7):
-        name = f"after {n} {kind}"
-        rest = await target.run(request(name, tokens, **params(kind)), DECODE, written=whole.tokens[:n])
+        core = request(f"after {n} {kind}", tokens, **params(kind))
+        await target.start(core, DECODE, written=whole.tokens[:n])
+    for n in (1, 2, 7):
+        rest = await target.end(f"after {n} {kind}")
         same(whole, n, rest)
         assert rest.prompt_logprobs == 0
 

@@ -76,10 +76,8 @@ class Worker(idle_worker.Worker):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(engine_gate, "GRACE_S", 0.1)
-    monkeypatch.setattr(engine_gate, "TURN_S", 0.4)
-    monkeypatch.setattr(engine_gate, "LINGER_S", 0.1)
-    monkeypatch.setattr(engine_gate, "LEAST_REST_S", 0.05)
+    for name, seconds in (("GRACE_S", 0.1), ("TURN_S", 0.4), ("LINGER_S", 0.1), ("LEAST_REST_S", 0.05)):
+        monkeypatch.setattr(engine_gate, name, seconds)
 
 
 @pytest.fixture

@@ -8,12 +8,6 @@ from harness.support import PATIENCE, eventually
 from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
 
 LETTERS = [*range(ord("a"), ord("z") + 1)]  # the tokenizer's tokens are bytes
-# Seventy letters, then a digit, which the request does not allow: found only at the end of the answer.
-ENDLESS = {
-    "structured_outputs": StructuredOutputsParams(regex="[a-z]{70}[0-9]"),
-    "allowed_token_ids": LETTERS,
-    "max_tokens": 100,
-}
 
 
 def bomb(number):
@@ -48,7 +42,10 @@ async def test_costly_grammars_do_not_delay_another_client(mixed):
 async def test_an_answer_that_cannot_continue_fails_alone(prefill, source, target):
     neighbour = request("neighbour", prompt(30, seed=9), max_tokens=200)
     await target.start(neighbour, DECODE)
-    core = request("endless", prompt(40, seed=8), **ENDLESS)
+    # Seventy letters, then a digit, which the request does not allow: found only at the end of the answer.
+    grammar = StructuredOutputsParams(regex="[a-z]{70}[0-9]")
+    sampling = {"structured_outputs": grammar, "allowed_token_ids": LETTERS, "max_tokens": 100}
+    core = request("endless", prompt(40, seed=8), **sampling)
     assert "after 70 tokens" in (await target.run(core, DECODE)).failure()
     core.request_id = "endless, handed over"
     await source.prefill(core)

@@ -1,4 +1,7 @@
-"""A chat's KV on one worker is used for its next turn on another."""
+"""A chat's KV on one worker is used for its next turn on another.
+
+`target` decodes the first turn, and `source` prefills the second one.
+"""
 
 import pytest
 
