@@ -17,7 +17,7 @@ from baton.services.errors import StartError
 from baton.services.fleet.parts import Kind, Parts, Patience
 from baton.services.fleet.watch import Seen
 from baton.services.leave import ENGINE_FAILED
-from harness.support import eventually
+from harness.support import eventually, freeze
 
 QUICK = Patience(restarts=2, window_s=60.0, backoff_s=0.05, growth=2.0)
 
@@ -203,7 +203,7 @@ def test_a_worker_that_does_not_end_with_its_gang_is_killed(fleet, gang, monkeyp
     monkeypatch.setattr("baton.services.fleet.parts.GANG_END_S", 0.1)
     first, second = gang
     before = first.child
-    os.kill(before.process.pid, signal.SIGSTOP)
+    freeze(before.process.pid)
     fleet.end(second, lambda pid: os.kill(pid, signal.SIGUSR1))
     fleet.until(lambda: first.runs and first.child is not before, "the first one is restarted")
     assert "decode-0.r0: did not end with its gang: killed" in fleet.said
