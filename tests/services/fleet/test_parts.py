@@ -109,10 +109,11 @@ def printed(part):
 
 
 def engine():
-    signal.signal(signal.SIGUSR1, lambda *_: os._exit(ENGINE_FAILED))
+    """Fail on SIGUSR1, even if it comes before the wait for it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     os.write(1, b"baton: error: the engine failed: ValueError: shape mismatch\n")
-    while True:
-        signal.pause()
+    signal.sigwait({signal.SIGUSR1})
+    os._exit(ENGINE_FAILED)
 
 
 def test_an_engine_that_fails_uses_up_no_restart(fleet):
@@ -263,9 +264,10 @@ def test_a_drain_after_a_death_is_no_death_where_readiness_is_unknown(fleet):
 
 
 def drained():
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.write(1, b"drains\n")
-    signal.pause()
+    signal.sigwait({signal.SIGTERM})
+    os._exit(0)
 
 
 def test_deaths_long_ago_do_not_count(tmp_path):
