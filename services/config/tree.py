@@ -95,7 +95,7 @@ class ModelSettings(Section):
     autoscale: dict[str, Any] = Field(default_factory=dict)
     slo: dict[str, Any] = Field(default_factory=dict)
     router: dict[str, Any] = Field(default_factory=dict)
-    """Only chat_template, flush_ms, frontend, max_waiting, request_timeout_s."""
+    """Only chat_template, flush_ms, frontend, max_waiting and request_timeout_s may be set for a model."""
 
 
 class Settings(BaseModel):

@@ -63,7 +63,7 @@ class RouterMetrics(Metrics):
         "Bytes of prepared images sent to workers, by their role when the stream began", "role"
     )
     image_pixels = gauge("Pixels of decoded images that vLLM has not prepared yet")
-    _images_seconds = histogram("Time to fetch and decode a request's images, with waits")
+    _images_seconds = histogram("Time to fetch and decode a request's images, including waits")
     _images_computed = counter(
         "Images computed for prompts: encode (on an encode worker), held (it had them), prompt (with it)",
         "where",
