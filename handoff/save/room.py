@@ -18,7 +18,10 @@ WAIT_S = 3.0  # enough for a few pulls of long prompts
 
 
 class SaveRoom:
-    """Promise staging to prompts. Used on the engine's thread. Invariant: a request is promised room, waits for it, or is unknown."""
+    """Promise room in staging. Used on the engine's thread.
+
+    Invariant: a request is promised room, waits for it, or is unknown.
+    """
 
     def __init__(self, cache_blocks: int, wait_s: float = WAIT_S) -> None:
         """cache_blocks: size of the engine's cache."""
