@@ -116,7 +116,9 @@ class Settings(BaseModel):
     ops: OpsSettings = Field(default_factory=OpsSettings)
     fleet: FleetSettings = Field(default_factory=FleetSettings)
     models: dict[ModelName, ModelSettings] = Field(default_factory=dict)
-    log_format: Literal["text", "json"] = "text"
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Format of log lines: text or json (docs/observability.md). It has no flag."
+    )
 
     @property
     def deployment(self) -> str:

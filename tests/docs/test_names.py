@@ -12,6 +12,7 @@ PRODUCT = ("services", "autoscale", "scheduler", "handoff")
 PATH = re.compile(rf"(?:{FOLDERS})/[\w./-]*")
 WRITTEN = "bench/results/"  # benches write files there
 MODULE = re.compile(r"(?:baton|bench|harness|tests)(?:\.\w+)+")
+NAME_IN_FILE = re.compile(r"`(\w[\w.]*)(?:\(\))?` (?:in |\()`([\w./-]+\.(?:py|proto))`")
 FUNCTION = re.compile(r"((?:\w+\.)?\w+)\(\)")
 SETTING = re.compile(r"(\w+)\.([a-z]\w*)(?:\.\w+)*")
 
@@ -21,7 +22,7 @@ METRIC = re.compile(r"\b(baton_(?:router|scheduler|worker)_\w+?)(?:_sum|_count|_
 
 
 def _is_defined(name, source):
-    definition = rf"^ *(?:(?:async )?def|class) {name}\b|^ *{name}\b[^=\n]* = "
+    definition = rf"^ *(?:(?:async )?def|class|message) {name}\b|^ *{name}\b[^=\n]* = "
     return bool(re.search(definition, source, re.MULTILINE))
 
 
@@ -52,6 +53,16 @@ def test_paths_and_modules_exist(page):
         if MODULE.fullmatch(code) and not _is_importable(code) and not _is_a_name(code):
             missing.append(code)
     assert not missing, f"{page.name} names what is not there: {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
+def test_names_are_in_their_files(page):
+    """Where a page says "`name` in `file`" or "`name` (`file`)", the file defines that name."""
+    missing = []
+    for name, file in NAME_IN_FILE.findall(page.prose):
+        source = (ROOT / file).read_text()
+        missing += [f"{one} in {file}" for one in name.split(".") if not _is_defined(one, source)]
+    assert not missing, f"{page.name}: these files do not define what the page says: {missing}"
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
