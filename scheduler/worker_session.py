@@ -1,6 +1,6 @@
 """Keep a worker registered with all schedulers: registrations, heartbeats, drains, and leaving.
 
-The worker's process runs this (services/worker/node.py).
+The worker's process runs this (services/worker/process.py).
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class RouterMetrics(Metrics):
     def placed(self, placement: Placement, took_s: float) -> None:
         self._placements.labels("pair" if placement.prefill else "alone").inc()
         self._placements_moved.inc(placement.moved)
-        self._placements_without_scheduler.inc(placement.alone)
+        self._placements_without_scheduler.inc(placement.from_snapshot)
         self._placement_seconds.observe(took_s)
 
     def watch_workers(self, known: Callable[[], Iterable[str]]) -> None:

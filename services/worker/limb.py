@@ -92,7 +92,7 @@ class Limb:
         )
         host = LimbHost(plan)
         logger.info("loading %s for %s", self._settings.engine.model, gang.life)
-        await unless_stopped(host.load(), "loading", stop, gang)
+        await unless_stopped(host.start(), "loading", stop, gang)
         gang.serve()
         logger.info("ready")
         await self._serve(stop, gang, host.failed)
