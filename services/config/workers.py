@@ -65,7 +65,7 @@ class EngineSettings(Section):
     expert_parallel: bool = False
     """Each rank of a worker or gang has its own experts, instead of a part of every expert."""
     enable_prefix_caching: bool = True
-    """Reuse the KV of prompts with the same beginning."""
+    """Reuse the KV of prompts with the same prefix."""
     tool_call_parser: str | None = None
     """vLLM's parser of tool calls, e.g. hermes."""
     reasoning_parser: str = ""
@@ -186,7 +186,7 @@ class SchedulerSettings(Section):
 
     @property
     def prefix_pull_s(self) -> float:
-        """A prefill worker pulls a prompt's beginning from another one if that saves so much computing."""
+        """A prefill worker pulls a prompt's prefix from another one if that saves so much computing."""
         return PREFIX_PULL_S
 
     @field_validator("store")

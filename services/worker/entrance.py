@@ -129,7 +129,7 @@ class Entrance:
 
     def do_without(self, attempt: RunningAttempt, problem: Problem) -> None:
         self._metrics.on_not_loaded(problem)
-        logger.info("a prompt is computed from its beginning: %s", problem, extra=attempt.log_fields)
+        logger.info("a prompt is computed without a pulled prefix: %s", problem, extra=attempt.log_fields)
 
     def _encode(self, attempt: RunningAttempt, start: Start) -> None:
         attempt.prepared = self._prepare(attempt, start, None)
