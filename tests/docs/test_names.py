@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.services.cli.flags import flag_name
 from baton.services.config import Settings
 from harness.support import ROOT
 from tests.docs.pages import PAGES
@@ -77,6 +78,19 @@ def test_settings_exist(page):
         if keys is not None and found[2] not in keys:
             unknown.append(code)
     assert not unknown, f"{page.name} names settings that are not there: {unknown}"
+
+
+def test_flags_follow_from_the_configuration_page():
+    """A key's flag is the one that the page names, or else the one by the rule that the page states."""
+    text = PAGES["docs/configuration.md"].text
+    prefixed = re.findall(r"\w+", re.search(r"in the sections ([\w, \n]+) it begins", text)[1])
+    listed = re.findall(r"^- `(\w+)\.(\w+)(?:: [^`]*)?`(?: \(`([^`]+)`\))?:", text, re.MULTILINE)
+    told = {}
+    for section, key, named in listed:
+        dashed = key.replace("_", "-")
+        told[section, key] = named or (f"--{section}-{dashed}" if section in prefixed else f"--{dashed}")
+    assert {section for section, _ in told} >= {"engine", "router", "handoff"}
+    assert told == {pair: flag_name(*pair) for pair in told}
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
