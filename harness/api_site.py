@@ -102,9 +102,8 @@ class ApiSite:
         server = await self._stack.enter_async_context(
             SchedulerServer(usual(**self.settings["scheduler"], **SCHEDULER))
         )
-        self.members = Members(server.address)
-        self._stack.push_async_callback(self.members.close)
-        self.worker = await self.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+        members = await self._stack.enter_async_context(Members(server.address))
+        self.worker = await members.add(FakeWorker("m0", pb.ROLE_MIXED))
         self.process = self.start_router(self.port)
         await self.ready(self.url)
         return self
@@ -113,10 +112,10 @@ class ApiSite:
         self.process.kill()
         await self._stack.aclose()
 
-    def start_router(self, port: int) -> zygote.Forked:
+    def start_router(self, port: int, **more: Any) -> zygote.Forked:
         folder = self._folder / f"router-{port}"
         folder.mkdir(parents=True)
-        settings = {**self.settings, "router": {**self.settings["router"], "port": port}}
+        settings = {**self.settings, "router": {**self.settings["router"], "port": port, **more}}
         return zygote.shared().start(
             "router", f"{__name__}:run", folder, settings=settings, environment=self._environment
         )

@@ -17,9 +17,9 @@ def right(got, prompt, count):
     assert (got.tokens, got.reason) == (answer(prompt, count), "length")
 
 
-def refused(got, because):
-    """Return the status of a request that got nothing but an error."""
-    assert got.tokens == []
+def refused(got, because, tokens=()):
+    """Return the status of a request that got nothing but these tokens and an error."""
+    assert got.tokens == [*tokens]
     assert isinstance(got.error, RefusedByRouter)
     assert re.search(because, str(got.error))
     return int(got.error.http_status)

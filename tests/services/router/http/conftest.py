@@ -73,13 +73,10 @@ async def http(site):
 
 @pytest.fixture
 async def members(scheduler, http):
-    members = Members(scheduler)
-    try:
+    async with Members(scheduler) as members:
         yield members
-    finally:
-        await members.close()
 
-        async def gone():  # the router keeps its last snapshot for a moment, and would place on them
-            return "worker" in (await http.get("/health")).text
+    async def gone():  # the router keeps its last snapshot for a moment, and would place on them
+        return "worker" in (await http.get("/health")).text
 
-        await until(gone, 10)
+    await until(gone, 10)

@@ -61,12 +61,8 @@ class Site:
     @contextlib.asynccontextmanager
     async def scheduler(self):
         settings = usual(address=f"127.0.0.1:{self.scheduler_port}", **SCHEDULER)
-        async with SchedulerServer(settings) as server:
-            members = Members(server.address)
-            try:
-                yield members
-            finally:
-                await members.close()
+        async with SchedulerServer(settings) as server, Members(server.address) as members:
+            yield members
 
 
 def body(max_tokens=8, **more):

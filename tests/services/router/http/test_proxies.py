@@ -30,11 +30,9 @@ ENDS = ("[DONE]", "response.completed", "response.incomplete", "message_stop")
 
 
 def nginx(text, folder):
-    paths = "\n".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi"))
-    paths += "".join(f"\n{kind}_temp_path {folder}/{kind};" for kind in ("uwsgi", "scgi"))
-    around = (
-        f"daemon off; pid {folder}/pid; error_log stderr; events {{}}\nhttp {{ access_log off;\n{paths}\n"
-    )
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    paths = "\n".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
+    around = f"daemon off; pid {folder}/pid; error_log stderr; events {{}}\nhttp {{ access_log off; {paths}\n"
     (folder / "nginx.conf").write_text(f"{around}{text}}}\n")
     return ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
 
@@ -54,7 +52,7 @@ PROXIES = {"nginx": ("nginx", nginx), "haproxy": ("haproxy", haproxy), "envoy": 
 
 def page(language):
     (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return str(found)
+    return found
 
 
 @contextmanager
