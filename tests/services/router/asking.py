@@ -45,6 +45,13 @@ async def booked(cluster, worker_id, **reserved):
     await scheduling.until(is_so, 20)
 
 
+async def recorded(cluster):
+    """Return the record of the only request, which ends."""
+    await cluster.settled()
+    (record,) = cluster.chronicle.recent.last()
+    return record
+
+
 async def fill(cluster):
     """Send requests until one waits; return their ids."""
     sent = []

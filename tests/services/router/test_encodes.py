@@ -334,14 +334,11 @@ async def test_whatever_fails_nothing_stays_booked(cluster, seed):
     await until(lambda: not cluster.scheduler.reports.held, "nothing is booked")
 
 
+@pytest.mark.usefixtures("no_garbage_collection")
 async def test_nothing_of_an_ended_request_waits_for_the_garbage_collector(cluster):
     await cluster.pair()
     await encoders(cluster)
-    gc.disable()
-    try:
-        await ask(cluster, A, B)
-        await until(lambda: cluster.client.live == 0, "it has ended")
-        kinds = Relay, Encodes, Leg
-        await until(lambda: not any(isinstance(one, kinds) for one in gc.get_objects()), "all is gone")
-    finally:
-        gc.enable()
+    await ask(cluster, A, B)
+    await until(lambda: cluster.client.live == 0, "it has ended")
+    kinds = Relay, Encodes, Leg
+    await until(lambda: not any(isinstance(one, kinds) for one in gc.get_objects()), "all is gone")

@@ -10,7 +10,7 @@ from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
 from baton.services.router import legs
 from harness.fake_worker import EOS, FakeWorker, Fault, until
 from harness.support import PATIENCE
-from tests.services.router.asking import LONG, PROMPT, right, share
+from tests.services.router.asking import LONG, PROMPT, recorded, right, share
 
 
 async def test_tokens_of_the_decode_worker_wait_for_the_first_one(cluster):
@@ -22,8 +22,7 @@ async def test_tokens_of_the_decode_worker_wait_for_the_first_one(cluster):
     assert cluster.got["q"].tokens == []
     right(await cluster.answer("q"), PROMPT, 8)
     assert decode.seen.aborts == []
-    await cluster.settled()
-    [record] = cluster.chronicle.recent.last()
+    record = await recorded(cluster)
     assert all(one.seconds >= 0 for one in record.stages)
     stages = {one.name: one for one in record.stages}
     assert stages["handoff"].end < stages["reply"].end, "it was loaded before the first token came here"
@@ -231,7 +230,6 @@ async def test_a_prompt_of_several_steps(cluster):
     prefill.steps = 4
     right(await cluster.ask(PROMPT), PROMPT, 8)
     assert [start.phase for start in decode.seen.starts] == [PHASE_DECODE]
-    await cluster.settled()
-    [record] = cluster.chronicle.recent.last()
+    record = await recorded(cluster)
     [stage] = [one for one in record.stages if one.name == "prefill"]
     assert stage.attributes == {"chunks": 4}

@@ -7,7 +7,7 @@ from harness.checkpoints import tiny_qwen2
 from harness.doors import Seen, serving
 from harness.router import Members
 from harness.scheduling import until
-from harness.support import eventually, listening
+from harness.support import PATIENCE, eventually, listening
 from tests.services.router.http.site import SHORT, START_S, Site, run_scheduler
 
 FAST = {
@@ -50,7 +50,8 @@ async def server():
 
 @pytest.fixture(scope="module")
 def site(start_router, tmp_path_factory):
-    return Site(start_router, tmp_path_factory.mktemp("router"), constants=SHORT, log_level="info")
+    more = {"drain_timeout_s": 1.5 * PATIENCE, "log_level": "info"}
+    return Site(start_router, tmp_path_factory.mktemp("router"), constants=SHORT, **more)
 
 
 @pytest.fixture(scope="module")
