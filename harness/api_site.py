@@ -34,11 +34,13 @@ SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "idle_decode_tokens": 0}
 
 
 def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
-    """Run a router that refreshes its view of the workers often. Called in the forked process."""
+    """Run a router whose view of the workers and of other routers is up to date. Called in a fork."""
     from baton.services.config import router
     from baton.services.router import cluster
+    from baton.services.router.vllm import response_store
 
     cluster.FRESH_S = 0.05
+    response_store.START_S = 1.0
     router.WAIT_SHARE = router.REPLACE_SHARE = 1 / 600
     forked.run("router", settings, environment=environment)
 

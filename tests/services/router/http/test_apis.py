@@ -123,30 +123,28 @@ async def test_the_clients_raise_their_own_exceptions(site):
 
 async def test_a_failing_stream_ends_in_its_apis_form(site):
     """The worker falls silent after some tokens, so each stream has begun."""
-    fault = Fault(PHASE_DECODE, after_tokens=2, silent=True)
 
     async def cut(path, **more):
-        site.worker.faults.append(fault)
         body = {**ASKED, "stream": True, **more}
         async with site.http(KEY) as http:
             got = await http.post(path, json=body, headers={"X-Request-Timeout": "2"})
-        site.worker.faults.clear()
         assert got.status_code == 200, got.text
-        await until(lambda: not site.worker.running, "the worker drops the request")
         return [line for line in got.text.splitlines() if line]
 
-    lines = await cut(CHAT)
-    assert json.loads(lines[-3][6:])["choices"][0]["delta"]["reasoning"]  # the tokens before it
-    assert lines[-1] == "data: [DONE]"
-    assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == 504
-    lines = await cut(MESSAGES)
-    assert lines[-2] == "event: error"
-    error = json.loads(lines[-1].removeprefix("data: "))
+    site.worker.faults += [Fault(PHASE_DECODE, after_tokens=2, silent=True)] * 3
+    chat, messages, responses = await asyncio.gather(cut(CHAT), cut(MESSAGES), cut(RESPONSES, input="Hi"))
+    assert not site.worker.faults
+    await until(lambda: not site.worker.running, "the worker drops the requests")
+    *_, tokens, error, done = chat
+    assert json.loads(tokens[6:])["choices"][0]["delta"]["reasoning"]
+    assert json.loads(error[6:])["error"]["code"] == 504
+    assert done == "data: [DONE]"
+    assert messages[-2] == "event: error"
+    error = json.loads(messages[-1].removeprefix("data: "))
     assert (error["type"], error["error"]["type"]) == ("error", "timeout_error")
     assert "the request took longer than" in error["error"]["message"]
-    lines = await cut(RESPONSES, input="Hi")
-    assert lines[-2] == "event: response.failed"
-    failed = json.loads(lines[-1].removeprefix("data: "))
+    assert responses[-2] == "event: response.failed"
+    failed = json.loads(responses[-1].removeprefix("data: "))
     assert failed["response"]["status"] == "failed"
     assert failed["response"]["error"]["code"] == "server_error"
     assert "Traceback" not in site.process.text

@@ -3,6 +3,7 @@ import socket
 import time
 from contextlib import contextmanager
 
+import httpx
 import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -137,24 +138,26 @@ def test_the_route_has_all_metrics_only_with_the_query():
             assert "vllm:tokens_total 7.0" in client.get(f"/metrics{query}").text
 
 
-@pytest.mark.parametrize("accept", ["", "application/openmetrics-text;version=1.0.0"])
-def test_processes_of_one_router_answer_for_all(accept):
+async def test_processes_of_one_router_answer_for_all():
+    formats = {
+        "": text_string_to_metric_families,
+        "application/openmetrics-text;version=1.0.0": openmetrics_families,
+    }
     with MetricsServer(things(2), "router.metrics_port", "127.0.0.1", 0) as other, hanging() as hangs:
         addresses = {0: "127.0.0.1:1", 1: other.address, 2: hangs}
         collecting = Federation(ME, things(1), list, Processes(0, lambda: addresses))
-        with TestClient(Starlette(routes=[route(collecting)])) as client:
-            text = client.get("/metrics", headers={"Accept": accept}).text
-    families = openmetrics_families(text) if accept else text_string_to_metric_families(text)
-    found = {
-        key(sample.name, **sample.labels): sample.value for family in families for sample in family.samples
-    }
-    name = "baton_things_total"
-    assert found[key(name, kind='odd "one"', process="0")] == 1
-    assert found[key(name, kind='odd "one"', process="1")] == 2
-    up = {
-        dict(labels)["process"]: one for (what, labels), one in found.items() if what == federation.PROCESS_UP
-    }
-    assert up == {"0": 1, "1": 1, "2": 0}
+        transport = httpx.ASGITransport(Starlette(routes=[route(collecting)]))
+        async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+            asked = [client.get("/metrics", headers={"Accept": accept}) for accept in formats]
+            answers = await asyncio.gather(*asked)
+    for answer, parse in zip(answers, formats.values(), strict=True):
+        samples = [sample for family in parse(answer.text) for sample in family.samples]
+        found = {key(sample.name, **sample.labels): sample.value for sample in samples}
+        name = "baton_things_total"
+        assert found[key(name, kind='odd "one"', process="0")] == 1
+        assert found[key(name, kind='odd "one"', process="1")] == 2
+        up = {one.labels["process"]: one.value for one in samples if one.name == federation.PROCESS_UP}
+        assert up == {"0": 1, "1": 1, "2": 0}
 
 
 @pytest.mark.parametrize("escaping", ["", ";escaping=allow-utf-8", ";escaping=underscores"])

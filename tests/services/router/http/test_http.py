@@ -37,19 +37,20 @@ async def test_without_workers_it_is_503(members, http, stream):
     assert health.json()["reason"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_full_house_is_503_after_a_wait(members, http, stream):
+async def test_a_full_house_is_503_after_a_wait(members, http):
     _, decode = await pair(members, http, max_num_seqs=1)
     decode.faults.append(Fault(PHASE_DECODE, silent=True))
     async with http.stream("POST", "/v1/completions", json=body(stream=True)) as first:
         assert first.status_code == 200
         await until(lambda: decode.running, "the first request has the only slot")
-        got = await http.post("/v1/completions", json=body(stream=stream))
-    assert got.status_code == 503
-    assert int(got.headers["retry-after"]) >= 1
-    said = got.json()["error"]["message"]
-    assert f"no room within {MAX_WAIT_S:g} s (half of router.request_timeout_s)" in said
-    assert "1 of 1 requests: engine.max_num_seqs" in said
+        asked = [http.post("/v1/completions", json=body(stream=stream)) for stream in (False, True)]
+        refused = await asyncio.gather(*asked)
+    for got in refused:
+        assert got.status_code == 503
+        assert int(got.headers["retry-after"]) >= 1
+        said = got.json()["error"]["message"]
+        assert f"no room within {MAX_WAIT_S:g} s (half of router.request_timeout_s)" in said
+        assert "1 of 1 requests: engine.max_num_seqs" in said
 
 
 async def sequences(http, asked):

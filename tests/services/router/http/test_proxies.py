@@ -11,13 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.fake_worker import MODEL
+from baton.protos.worker_pb2 import PHASE_PREFILL
+from harness.fake_worker import MODEL, Fault, until
 from harness.support import eventually, free_port, listening
 from tests.services.router.http.site import START_S, Site, pair
 
 PAGE = Path("docs/proxies.md")
 PATIENCE_S = 3  # the proxies' timeout of a silent stream; a comment comes each second
-SILENT_S = 3.6  # how long the worker is silent; after five seconds the router would give it up
+SILENT_S = 3.6  # how long each stream is silent
 CHAT = [{"role": "user", "content": "Hi"}]
 # A body for each path, and its name for the length of the answer.
 PATHS = {
@@ -104,13 +105,16 @@ async def test_proxies_neither_cut_nor_buffer_streams(site, workers, tmp_path, n
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
     with proxied(name, tmp_path, site.port) as url:
-        for worker in workers:
-            worker.wire_s = SILENT_S
-        for _, text, _ in await asyncio.gather(*(stream(url, path, 2) for path in PATHS)):
+        prefill, decode = workers
+        prefill.faults += [Fault(PHASE_PREFILL, silent=True)] * len(PATHS)
+        asking = asyncio.gather(*(stream(url, path, 2) for path in PATHS))
+        await until(lambda: len(prefill.running) == len(PATHS), "all wait for their first token")
+        await asyncio.sleep(SILENT_S)
+        prefill.go_on()
+        for _, text, _ in await asking:
             assert any(end in text for end in ENDS), text
             assert ": keep-alive\n\n" in text
-        for worker in workers:
-            worker.wire_s, worker.step_s = 0.0, 0.2
+        decode.step_s = 0.2
         for _, text, took_s in await asyncio.gather(*(stream(url, path, 11) for path in PATHS)):
             assert took_s > 0.5, text  # it was not buffered
 

@@ -190,7 +190,7 @@ def measure():
         return BaseRenderer._tokenize_prompt(renderer, prompt, params)["prompt_token_ids"]
 
     run("Hello world. " * 10_000)
-    for text in (" " * 2_200_000, "Hello world. " * 170_000, "/home/x/1 " * 100_000):
+    for text in (" " * 900_000, "Hello world. " * 70_000, "/home/x/1 " * 100_000):
         Path("/proc/self/clear_refs").write_text("5")  # resets the highest use
         before = memory("VmRSS")
         ids = run(text)
@@ -204,4 +204,4 @@ def test_a_long_text_that_fits_takes_little_memory(tmp_path):
     assert process.wait(420) == 0, process.text
     rows = [line.split() for line in process.text.splitlines()]
     assert len(rows) == 3
-    assert all(int(tokens) > 50_000 and float(per_character) < 20 for tokens, per_character in rows), rows
+    assert all(int(tokens) > 25_000 and float(per_character) < 20 for tokens, per_character in rows), rows
