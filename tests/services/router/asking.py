@@ -37,9 +37,8 @@ async def booked(cluster, worker_id, **reserved):
     """Wait until the scheduler has this much booked on a worker."""
 
     async def is_so():
-        [worker] = [
-            one for one in (await cluster.scheduler.describe()).workers if one.identity.worker_id == worker_id
-        ]
+        workers = (await cluster.scheduler.describe()).workers
+        [worker] = [one for one in workers if one.identity.worker_id == worker_id]
         return all(getattr(worker, f"reserved_{name}") == value for name, value in reserved.items())
 
     await scheduling.until(is_so, 20)

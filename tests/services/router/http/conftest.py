@@ -30,11 +30,8 @@ def start_router(model):
         folder.mkdir(exist_ok=True)
         settings["engine"] = {"model": str(model), **settings.get("engine", {})}
         arguments = {"kind": "router", "settings": settings, "environment": environment or {}}
-        started.append(
-            zygote.shared().start(
-                "router", "harness.forked:run", folder, constants=FAST | (constants or {}), **arguments
-            )
-        )
+        arguments["constants"] = FAST | (constants or {})
+        started.append(zygote.shared().start("router", "harness.forked:run", folder, **arguments))
         return started[-1]
 
     yield start
@@ -58,9 +55,8 @@ def site(start_router, tmp_path_factory):
 def scheduler(site, tmp_path_factory):
     """Run one scheduler for all tests, because finding another takes a second; yield its address."""
     folder, address = tmp_path_factory.mktemp("scheduler"), f"127.0.0.1:{site.scheduler_port}"
-    process = zygote.shared().start(
-        "scheduler", f"{run_scheduler.__module__}:run_scheduler", folder, address=address
-    )
+    call = f"{run_scheduler.__module__}:run_scheduler"
+    process = zygote.shared().start("scheduler", call, folder, address=address)
     eventually(lambda: listening(site.scheduler_port), START_S, "the scheduler listens")
     yield address
     process.kill()

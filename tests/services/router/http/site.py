@@ -104,11 +104,8 @@ async def serving(members, http, *workers):
 
 
 async def events(response):
-    return [
-        json.loads(line.removeprefix("data: "))
-        async for line in response.aiter_lines()
-        if line.startswith("data: {")
-    ]
+    lines = [line async for line in response.aiter_lines()]
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
 
 
 async def healthy(client, **model):

@@ -25,13 +25,12 @@ ALIASES = ["tiny-too", "some/tiny"]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory):
-    book = Book(
-        tenants={"slow": Tenant(requests_per_s=1), "busy": Tenant(classes=["interactive"])},
-        keys={"key": api_key(KEY, "plain"), "slow": api_key(SLOW, "slow"), "busy": api_key(BUSY, "busy")},
-    )
+    tenants = {"slow": Tenant(requests_per_s=1), "busy": Tenant(classes=["interactive"])}
+    keys = {"key": api_key(KEY, "plain"), "slow": api_key(SLOW, "slow"), "busy": api_key(BUSY, "busy")}
     parsers = {"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"}
     engine = {**parsers, "served_model_name": [MODEL, *ALIASES]}
-    async with ApiSite(tmp_path_factory.mktemp("apis"), book=book, engine=engine) as made:
+    folder, book = tmp_path_factory.mktemp("apis"), Book(tenants=tenants, keys=keys)
+    async with ApiSite(folder, book=book, engine=engine) as made:
         yield made
 
 
@@ -273,9 +272,8 @@ async def test_streams_separate_thoughts_from_answers(site, per_step):
             texts[one["type"]] += one["delta"]
     assert list(texts.values()) == [THOUGHT, SAID]
 
-    pieces = await events(
-        site, "/v1/completions", {"model": MODEL, "prompt": "Hi", "max_tokens": 200, "stop": stop}
-    )
+    asked = {"model": MODEL, "prompt": "Hi", "max_tokens": 200, "stop": stop}
+    pieces = await events(site, "/v1/completions", asked)
     assert "".join(one["choices"][0]["text"] for one in pieces) == f"{THOUGHT}</think>{SAID}"
 
 

@@ -35,9 +35,8 @@ async def exchange(server, *pieces, every_s=0.0):
 
 
 async def test_a_request_within_its_limits_passes(server):
-    got, _ = await exchange(
-        server, HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % MAX_BODY, bytes(MAX_BODY)
-    )
+    head = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % MAX_BODY
+    got, _ = await exchange(server, head, bytes(MAX_BODY))
     assert (got, server.seen.bodies) == (200, [MAX_BODY])
 
 

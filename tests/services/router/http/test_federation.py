@@ -26,11 +26,8 @@ def parsed(text):
     """Return the samples. Raises if the text is invalid or a family is in two pieces."""
     families = list(text_string_to_metric_families(text.decode()))
     assert len({one.name for one in families}) == len(families)
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in families
-        for sample in family.samples
-    }
+    samples = [sample for family in families for sample in family.samples]
+    return {key(sample.name, **sample.labels): sample.value for sample in samples}
 
 
 def key(name, **labels):

@@ -26,10 +26,8 @@ def ports():
 
 @pytest.fixture(scope="module")
 def url(ports, start_router, tmp_path_factory):
-    models = {
-        name: {"scheduler": {"address": f"127.0.0.1:{port}"}}
-        for name, port in zip(NAMES, ports[1:], strict=True)
-    }
+    named = zip(NAMES, ports[1:], strict=True)
+    models = {name: {"scheduler": {"address": f"127.0.0.1:{port}"}} for name, port in named}
     own = {"frontend": {"enable_force_include_usage": True}}
     models["code"] |= {"engine": {"max_model_len": 512}, "router": own}
     router = {"port": ports[0]}

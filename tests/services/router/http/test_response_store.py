@@ -19,10 +19,8 @@ ASKED = {"model": MODEL, "input": "Where?", "max_output_tokens": 200}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory):
-    book = Book(
-        tenants={"one": Tenant(concurrency=1)},
-        keys={"mine": api_key(MINE, "me"), "theirs": api_key(THEIRS, "them"), "one": api_key(ONE, "one")},
-    )
+    keys = {"mine": api_key(MINE, "me"), "theirs": api_key(THEIRS, "them"), "one": api_key(ONE, "one")}
+    book = Book(tenants={"one": Tenant(concurrency=1)}, keys=keys)
     async with ApiSite(tmp_path_factory.mktemp("stored"), book=book, environment=STORE) as made:
         made.says("It is Paris.")
         yield made

@@ -128,9 +128,8 @@ async def test_a_bad_image_in_anthropics_form(door, admission):
     """Errors name the part in the client's request, not in the chat that vLLM makes of it."""
     source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
     result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "source": source}]}
-    request = AnthropicMessagesRequest(
-        model="m", max_tokens=1, messages=[{"role": "user", "content": [result]}]
-    )
+    messages = [{"role": "user", "content": [result]}]
+    request = AnthropicMessagesRequest(model="m", max_tokens=1, messages=messages)
 
     async def never(*_):
         raise AssertionError
