@@ -6,15 +6,12 @@ import random
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 
-import grpc.aio
 import pytest
 
 from baton.autoscale.balance import PAUSE, Balance
 from baton.autoscale.goals import Bounds, Goals
 from baton.protos import scheduler_pb2 as pb
-from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.scheduler.autoscaler import Autoscaler, seen
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.ledger import Ledger
@@ -27,6 +24,7 @@ from baton.scheduler.types import FleetView, Reserved, Told, WorkerRecord
 from baton.tasks import spawn, stop
 from harness import scheduling
 from harness.scheduling import LEASE_S, Options, identity, place, register, until
+from tests.scheduler.conftest import Changer
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 PLACES = [pb.Place(name=name) for name in ("p", "d", "x", "y")]
@@ -122,36 +120,15 @@ async def test_a_fleet_may_be_ordered_to_run_nothing(topic):
         assert not found.orders
 
 
-class Flips(worker_pb2_grpc.WorkerServicer):
-    """Two decode workers at one address, without engines. The first one is asked to change its role."""
-
-    def __init__(self):
-        self.asked = []
-        self.sessions = []
-
-    async def SetRole(self, request, context):
-        del context
-        self.asked.append((request.role, request.fence))
-        await self.sessions[0].become(request.role)
-        return worker_pb2.SetRoleReply()
-
-
 @asynccontextmanager
 async def flipping(client):
-    flips = Flips()
-    worker = grpc.aio.server()
-    worker_pb2_grpc.add_WorkerServicer_to_server(flips, worker)
-    port = worker.add_insecure_port("127.0.0.1:0")
-    await worker.start()
-    async with working(client, ("p", P)), AsyncExitStack() as stack:
-        for name in ("d1", "d2"):
-            one = identity(name, D)
-            one.address = f"127.0.0.1:{port}"
-            load = partial(pb.WorkerLoad, free_blocks=99)
-            session = await stack.enter_async_context(scheduling.working(client, one, load))
-            flips.sessions.append(session)
-        yield flips
-    await worker.stop(None)
+    """Run a prefill worker and two decode workers; yield the first of these, which is asked to change."""
+    async with (
+        working(client, ("p", P)),
+        Changer().registered(client, identity("d1", D)) as first,
+        Changer().registered(client, identity("d2", D)),
+    ):
+        yield first
 
 
 async def test_a_role_change_is_a_call_with_the_fence(topic):

@@ -14,7 +14,7 @@ from baton.scheduler.exchange import MOST
 from baton.scheduler.need import need_to_wire
 from baton.scheduler.router_reports import Reports
 from baton.scheduler.service import SchedulerServer
-from harness.scheduling import Options, identity, need, place, until
+from harness.scheduling import Options, identity, need, place, until, until_told
 from harness.support import free_port
 
 
@@ -168,11 +168,10 @@ async def test_a_placement_is_returned_if_its_caller_has_left(line, operator):
     leaves.cancel()
     line.held.set()
 
-    async def given_back():
-        ends = [end.attempt.request_id for one in line.sent for end in one.report.finished]
-        return ends == ["leaves"] and not await booked(operator)
-
-    await until(given_back)
+    await until(
+        lambda: [end.attempt.request_id for one in line.sent for end in one.report.finished] == ["leaves"]
+    )
+    await until_told(operator, lambda told: not told.attempts)
 
 
 async def test_a_placement_is_returned_if_its_caller_leaves_as_it_arrives(line, operator):
@@ -181,10 +180,7 @@ async def test_a_placement_is_returned_if_its_caller_leaves_as_it_arrives(line, 
     with pytest.raises(asyncio.CancelledError):
         await leaves
 
-    async def given_back():
-        return not await booked(operator)
-
-    await until(given_back)
+    await until_told(operator, lambda told: not told.attempts)
 
 
 async def test_a_request_cancelled_before_the_message_is_not_sent(line, operator):

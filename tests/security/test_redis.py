@@ -16,25 +16,22 @@ from tests.security.acl import PASSWORD, GuardedRedis, rules
 
 TOPIC = f"acl-{uuid.uuid4().hex[:8]}"
 RULES = rules("baton", TOPIC)
+# HELLO is optional, and SELECT is needed only for a database other than 0.
+RIGHTS = [one for one in RULES.split() if one.startswith("+") and one not in ("+hello", "+select")]
 
 
-@pytest.fixture
-def serve(tmp_path):
-    """Return a function that starts a Redis with these rules and returns its URL."""
-    running = []
-
-    def start(acl):
-        redis = GuardedRedis(tmp_path, acl)
-        running.append(redis)
-        return redis.url("baton")
-
-    yield start
-    for redis in running:
-        redis.server.stop()
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory):
+    """Run a Redis with the page's user, and for each right a user of that name who lacks it."""
+    others = [
+        " ".join(["user", lacks[1:], *(one for one in RULES.split()[2:] if one != lacks)]) for lacks in RIGHTS
+    ]
+    with GuardedRedis(tmp_path_factory.mktemp("redis"), RULES, *others) as made:
+        yield made
 
 
-async def test_the_rules_on_the_page_are_sufficient(serve):
-    options = Options(store=serve(RULES), topic=TOPIC)
+async def test_the_rules_on_the_page_are_sufficient(redis):
+    options = Options(store=redis.url("baton"), topic=TOPIC)
     async with SchedulerServer(options) as server, SchedulerClient(server.address, router_id="r") as client:
         await client.register(identity("w1"), pb.WORKER_STATE_READY)
         assert (await client.heartbeat("w1", pb.WORKER_STATE_READY, pb.WorkerLoad(), 0)).known
@@ -48,7 +45,7 @@ async def test_the_rules_on_the_page_are_sufficient(serve):
         description = await client.describe()
         assert not description.store_problem
         assert len(description.handoffs) == 1
-        assert await server.store.lead("test", 1)
+        assert await server.store.lead("me", 1)
 
 
 async def used(url):
@@ -72,28 +69,19 @@ async def used(url):
     return store.problem
 
 
-async def test_every_permission_is_needed(tmp_path):
-    """HELLO is optional, and SELECT is needed only for a database other than 0."""
-    rights = [one for one in RULES.split() if one.startswith("+") and one not in ("+hello", "+select")]
-    users = [
-        " ".join(["user", lacks[1:], *(one for one in RULES.split()[2:] if one != lacks)]) for lacks in rights
-    ]
-    redis = GuardedRedis(tmp_path, RULES, *users)
-    try:
-        problems = {one: await used(redis.url(one[1:])) for one in rights}
-        assert await used(redis.url("baton")) == ""
-    finally:
-        redis.server.stop()
+async def test_every_permission_is_needed(redis):
+    problems = {one: await used(redis.url(one[1:])) for one in RIGHTS}
+    assert await used(redis.url("baton")) == ""
     assert [key for key, problem in problems.items() if "docs/security.md" not in problem] == []
 
 
 @pytest.mark.parametrize(
-    ("change", "topic"),
-    [(("+evalsha ", ""), TOPIC), (("+hset ", ""), TOPIC), (("", ""), "another-topic")],
+    ("user", "topic"),
+    [("evalsha", TOPIC), ("hset", TOPIC), ("baton", "another-topic")],
     ids=["no-scripts", "no-command-in-a-script", "anothers-keys"],
 )
-async def test_missing_permissions_are_reported(serve, change, topic):
-    store = RedisStore(serve(RULES.replace(*change)), topic)
+async def test_missing_permissions_are_reported(redis, user, topic):
+    store = RedisStore(redis.url(user), topic)
     with pytest.raises(StoreRefuses, match="does not allow this user enough") as error:
         await store.open()
     await store.close()
