@@ -99,18 +99,18 @@ async def test_a_requests_life(server, client):
 
 
 async def test_no_capacity_has_a_reason_and_a_retry_time(server, client):
-    async def rejection(match, prompt=1):
+    async def rejection(prompt=1, match=None):
         with pytest.raises(NoCapacity, match=match) as caught:
             await place(client, "r", 1, prompt)
         return caught.value.code, caught.value.retry_after_s
 
-    no_workers = await rejection("no worker to take the request is registered")
+    no_workers = await rejection(match="no worker to take the request is registered")
     assert no_workers == (pb.Rejection.CODE_NO_WORKERS, 2.0)
     await add(client, ("m", M))
-    assert await rejection("", 2_000) == (pb.Rejection.CODE_TOO_LARGE, 0.0)
+    assert await rejection(2_000) == (pb.Rejection.CODE_TOO_LARGE, 0.0)
     for number in range(8):
         await place(client, f"r{number}")
-    assert await rejection("") == (pb.Rejection.CODE_FULL, 1.0)
+    assert await rejection() == (pb.Rejection.CODE_FULL, 1.0)
     for code in ("no_workers", "too_large", "full"):
         assert figure(server, "rejections_total", code=code) == 1
 

@@ -22,7 +22,7 @@ from tests.security.conftest import TOPIC
 
 LIFE_S = 2.0 * PATIENCE
 ROTATIONS = 2
-PACE_S = 0.01
+PACE_S = 0.03
 
 
 def serial(mine):
