@@ -10,6 +10,7 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import StoreRefuses
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.roster import Roster
@@ -84,6 +85,18 @@ async def recovered(stores, within_s=5.0):
         return not any(store.problem for store in stores)
 
     await until(well, within_s)
+
+
+@pytest.fixture
+async def server(topic):
+    async with SchedulerServer(Options(topic=topic)) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server):
+    async with SchedulerClient(server.address, router_id="router") as made:
+        yield made
 
 
 @pytest.fixture

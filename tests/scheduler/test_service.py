@@ -41,18 +41,6 @@ class Sent:
         yield pb.ExchangeRequest(needs=[need_to_wire(self._need)])
 
 
-@pytest.fixture
-async def server(topic):
-    async with SchedulerServer(Options(topic=topic)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(server):
-    async with SchedulerClient(server.address, router_id="router") as made:
-        yield made
-
-
 async def add(client, *workers):
     for name, role in workers:
         await client.register(identity(name, role), pb.WORKER_STATE_READY)
@@ -216,25 +204,24 @@ async def test_drain_accepts_a_unique_prefix(server, client):
     assert {one.state for one in workers} == {pb.WORKER_STATE_READY}
 
 
-async def test_a_cancelled_request_is_not_placed():
-    async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as operator:
-        await add(operator, ("m", M))
-        with grpc.insecure_channel(server.address) as channel:
-            stub = rpc.SchedulerStub(channel)
-            sent = [Sent(need(f"r{number}")) for number in range(20)]
-            calls = [stub.Exchange(iter(one)) for one in sent]
-            for call in calls:
-                assert not (await asyncio.to_thread(next, call)).replies
-            for one in sent:
-                one.go_on.set()
-            time.sleep(0.3)  # noqa: ASYNC251 (the scheduler is busy)
-            for call in calls:
-                call.cancel()
-            time.sleep(0.2)  # noqa: ASYNC251 (still busy)
-        await until(lambda: figure(server, "rejections_total", code="deadline") > 0)
-        assert not (await operator.describe()).attempts
-        await place(operator, "next", 1, 1, 1)
-        assert [one.attempt.request_id for one in (await operator.describe()).attempts] == ["next"]
+async def test_a_cancelled_request_is_not_placed(server, client):
+    await add(client, ("m", M))
+    with grpc.insecure_channel(server.address) as channel:
+        stub = rpc.SchedulerStub(channel)
+        sent = [Sent(need(f"r{number}")) for number in range(20)]
+        calls = [stub.Exchange(iter(one)) for one in sent]
+        for call in calls:
+            assert not (await asyncio.to_thread(next, call)).replies
+        for one in sent:
+            one.go_on.set()
+        time.sleep(0.3)  # noqa: ASYNC251 (the scheduler is busy)
+        for call in calls:
+            call.cancel()
+        time.sleep(0.2)  # noqa: ASYNC251 (still busy)
+    await until(lambda: figure(server, "rejections_total", code="deadline") > 0)
+    assert not (await client.describe()).attempts
+    await place(client, "next")
+    assert [one.attempt.request_id for one in (await client.describe()).attempts] == ["next"]
 
 
 async def test_late_messages_of_a_worker_are_counted(server, client):
