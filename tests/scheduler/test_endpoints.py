@@ -16,7 +16,7 @@ from baton.scheduler.endpoints import CHECK_S, Endpoint, owner
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from harness.scheduling import Options, free_port, identity, place, until
-from harness.support import PATIENCE
+from harness.support import PATIENCE, freeze
 from tests.scheduler.conftest import scheduler_process
 
 
@@ -37,14 +37,14 @@ async def router(elsewhere):
 async def test_only_misses_in_a_row_make_a_scheduler_dead(elsewhere, router):
     process, _ = elsewhere
     for _ in range(3):  # concurrent calls count as one miss
-        process.suspend()
+        freeze(process.pid)
         missed = await asyncio.gather(*(router.refresh() for _ in range(20)), return_exceptions=True)
         process.resume()
         assert {type(one) for one in missed} == {SchedulerUnavailable}
         assert router.answering
         await asyncio.gather(*(router.describe() for _ in range(3)))
         assert router.answering
-    process.suspend()
+    freeze(process.pid)
     with pytest.raises(SchedulerUnavailable):
         await router.refresh()
     await until(lambda: not router.answering)  # no other call is needed
@@ -77,7 +77,7 @@ async def test_a_placement_at_a_hanging_scheduler_times_out(elsewhere, router, m
     monkeypatch.setattr(exchange, "PLACE_TIMEOUT_S", 0.5)
     await router.register(identity("m"), pb.WORKER_STATE_READY)
     await place(router, "before", 1, 1, 1)
-    process.suspend()
+    freeze(process.pid)
     began = time.monotonic()
     with pytest.raises(SchedulerUnavailable, match="Deadline Exceeded"):
         await place(router, "late", 1, 1, 1)
@@ -182,7 +182,7 @@ async def test_the_keys_of_a_hanging_scheduler_move_and_come_back(elsewhere, mon
     ):
         assert homes(client) == {address, server.address}
         mine = {name for name in NAMES if client.home(name) == server.address}
-        process.suspend()
+        freeze(process.pid)
         await all_at(client, server.address)
         process.resume()
         await all_at(client, address, server.address)
