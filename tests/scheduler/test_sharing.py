@@ -181,7 +181,7 @@ async def test_late_placements_of_a_hanging_scheduler_are_superseded(redis_serve
             elsewhere = {(one.attempt.request_id, one.attempt.epoch) for one in told.attempts}
             return elsewhere == {(one.request_id, one.epoch) for one in holding}
 
-        await until_told(late, the_later_ones_alone)
+        await until_told(late, the_later_ones_alone, 10)
         assert {one.booking.attempt for one in server._servicer.ledger.live.values()} == holding
 
 
