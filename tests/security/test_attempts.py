@@ -8,6 +8,7 @@ import pytest
 
 from baton import rpc
 from baton.handoff.errors import TransportFailed, WrongTicket
+from baton.handoff.transports.tcp import Tcp
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc
 from baton.scheduler.client import SchedulerClient
@@ -17,7 +18,7 @@ from baton.security.authority import Authority
 from baton.security.errors import NotSecured
 from baton.security.names import Role
 from harness.scheduling import Options, identity, place
-from tests.security import saves
+from tests.handoff.server import Rank
 from tests.security.conftest import TOPIC
 
 READY = pb.WORKER_STATE_READY
@@ -141,24 +142,23 @@ async def test_a_certificate_of_another_topic(server, become):
 def test_pulls(become):
     """Pull with the right ticket, without a ticket, with the ticket of another save, and as another role."""
     become(Role.WORKER, "p0")
-    with saves.source() as source:
-        wanted, other = source.save("wanted"), source.save("other")
+    with closing(Rank()) as rank:
+        rank.save(4)
         become(Role.WORKER, "d0")
-        with closing(saves.Puller()) as puller:
-            for ticket in (b"", other.shards[0].ticket):
-                guess = type(wanted)()
-                guess.CopyFrom(wanted)
-                guess.shards[0].ticket = ticket
-                with pytest.raises(WrongTicket, match=r"KV of request 'wanted', epoch 1: (no|wrong) ticket"):
-                    puller.pull(guess)
-            assert puller.pull(wanted) == saves.RECORD * saves.BLOCKS
+        with closing(Tcp()) as tcp:
+            for ticket in (b"", rank.staging.tickets.of("other", 1)):
+                guess = rank.pull()
+                guess.shard.ticket = ticket
+                with pytest.raises(WrongTicket, match=r"KV of request 'r', epoch 1: (no|wrong) ticket"):
+                    list(tcp.pull(guess))
+            assert sum(records.data.sum() for records in tcp.pull(rank.pull())) == rank.data.sum()
         become(Role.ROUTER)
-        with closing(saves.Puller()) as puller, pytest.raises(TransportFailed, match="a router may not call"):
-            puller.pull(wanted)
+        with closing(Tcp()) as tcp, pytest.raises(TransportFailed, match="a router may not call"):
+            list(tcp.pull(rank.pull()))
         rpc.act_as(None)
-        with closing(saves.Puller()) as puller, pytest.raises(TransportFailed, match="UNAVAILABLE"):
-            puller.pull(wanted)
-        assert source.staging.held()[0] == 2
+        with closing(Tcp()) as tcp, pytest.raises(TransportFailed, match="UNAVAILABLE"):
+            list(tcp.pull(rank.pull()))
+        assert rank.staging.held()[0] == 1
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "fd00::1", "8.8.8.8"])
