@@ -31,6 +31,14 @@ def begin(saving, blocks, name="r", stop=RECORDS):
     return saving.staging._entries[name, 1]
 
 
+@pytest.fixture
+def full(saving, eventually):
+    """A save with a record in each slot, while others wait."""
+    entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
+    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+    return entry
+
+
 def go_on(saving, blocks, first):
     """Order the save of the prompt's records from `first` on."""
     assert (
@@ -72,9 +80,7 @@ def test_each_step_adds_to_the_backlog(saving, eventually):
     assert saving.saver.backlog.copied() == [KEY]
 
 
-def test_wrong_acknowledgements_are_refused(saving, eventually):
-    entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
-    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+def test_wrong_acknowledgements_are_refused(saving, full, eventually):
     take = saving.staging.take
     for name, epoch in (("r", 2), ("else", 1)):
         with pytest.raises(UnknownHandoff):
@@ -84,7 +90,7 @@ def test_wrong_acknowledgements_are_refused(saving, eventually):
             take(*KEY, taken)
     take(*KEY, 3)
     take(*KEY, 3)  # repeated
-    eventually(lambda: entry.view.is_whole(SLOTS + 2))
+    eventually(lambda: full.view.is_whole(SLOTS + 2))
     with pytest.raises(MalformedManifest, match=r"2 records cannot be acknowledged.*; 3 were"):
         take(*KEY, 2)
     saving.save("whole", 64, (1, 2))
@@ -92,49 +98,42 @@ def test_wrong_acknowledgements_are_refused(saving, eventually):
         take("whole", 1, 1)
 
 
-def test_slots_are_reused_after_the_last_reader(saving, eventually):
-    blocks = random_blocks(BLOCKS, RECORDS, 1)
-    entry = begin(saving, blocks)
-    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+def test_slots_are_reused_after_the_last_reader(saving, full, eventually):
     take = saving.staging.take
     take(*KEY, 3, reader=(0, 2))
-    assert (entry.taken, entry.room) == (0, 0)  # the other rank has not begun
+    assert (full.taken, full.room) == (0, 0)  # the other rank has not begun
     take(*KEY, 2, reader=(1, 2))
-    assert entry.taken == 2
-    eventually(lambda: entry.view.is_whole(SLOTS + 1))
+    assert full.taken == 2
+    eventually(lambda: full.view.is_whole(SLOTS + 1))
     with pytest.raises(MalformedManifest, match=r"2 records cannot be acknowledged.*; 3 were"):
         take(*KEY, 2, reader=(0, 2))
     take(*KEY, 3, RECORDS - 1, reader=(0, 2))  # wants only the last one
-    assert (entry.taken, entry.wanted) == (2, 2)
+    assert (full.taken, full.wanted) == (2, 2)
     take(*KEY, 4, reader=(1, 2))
-    assert (entry.taken, entry.wanted) == (3, 4)
+    assert (full.taken, full.wanted) == (3, 4)
 
 
-def test_slots_do_not_wait_for_a_reader_that_has_released(saving, eventually):
+def test_slots_do_not_wait_for_a_reader_that_has_released(saving, full, eventually):
     """A pipeline's stage may need none of the last records."""
-    entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
-    eventually(lambda: entry.view.is_whole(SLOTS - 1))
     saving.staging.take(*KEY, 2, reader=(1, 2))
-    assert (entry.taken, entry.room) == (0, 0)
+    assert (full.taken, full.room) == (0, 0)
     assert saving.staging.release(*KEY, reader=(0, 2))
-    assert (entry.taken, entry.wanted) == (0, 2)
-    eventually(lambda: entry.view.is_whole(SLOTS + 1))
+    assert (full.taken, full.wanted) == (0, 2)
+    eventually(lambda: full.view.is_whole(SLOTS + 1))
     assert saving.staging.release(*KEY, reader=(1, 2))
     assert saving.staging.held() == (0, 0)
 
 
-def test_taken_records_are_gone(saving, eventually):
-    entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
-    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+def test_taken_records_are_gone(saving, full, eventually):
     (first, *_) = saving.staging.read(*KEY, (0, SLOTS), MIB)
     assert first.first_block == 0
     saving.staging.take(*KEY, 1)
-    eventually(lambda: entry.view.is_whole(SLOTS))
+    eventually(lambda: full.view.is_whole(SLOTS))
     with pytest.raises(AlreadyTaken, match="block 0 was taken before"):
         next(iter(saving.staging.read(*KEY, (0, 1), MIB)))
     ticket = saving.staging.tickets.number(*KEY)
-    assert not entry.view.lends(ticket, 0, 1)
-    assert entry.view.lends(ticket, SLOTS, SLOTS + 1)
+    assert not full.view.lends(ticket, 0, 1)
+    assert full.view.lends(ticket, SLOTS, SLOTS + 1)
 
 
 def test_a_preempted_prompt_is_saved_from_its_new_blocks(saving, eventually):
@@ -160,9 +159,7 @@ def test_a_preemption_after_the_prompts_end_ends_the_save(saving, eventually):
     assert saving.saver.backlog.copied() == [KEY]
 
 
-def test_a_preemption_waits_for_the_running_copy(saving, eventually, monkeypatch):
-    entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
-    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+def test_a_preemption_waits_for_the_running_copy(saving, full, eventually, monkeypatch):
     stream = saving.saver.backlog._streams[KEY]
     eventually(lambda: not stream.copying)  # the current turn ends
     stream.copying = True
@@ -223,12 +220,10 @@ def test_copies_are_short_and_rotate(saving, monkeypatch, eventually):
     assert [block > 20 for block, _ in turns[1:5]] == [False, True, False, True]
 
 
-def test_a_copy_that_fails_ends_the_save(saving, monkeypatch, eventually):
+def test_a_copy_that_fails_ends_the_save(saving, full, monkeypatch, eventually):
     def gather(*_):
         raise RuntimeError("broken on demand")
 
-    entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
-    eventually(lambda: entry.view.is_whole(SLOTS - 1))
     monkeypatch.setattr(saving.cache, "gather", gather)
     saving.staging.take(*KEY, 1)
     saving.saver.backlog.leave([KEY])
