@@ -49,11 +49,6 @@ pytestmark = pytest.mark.timeout(240)  # engines start within the first test of 
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
-
-
-@pytest.fixture(scope="module")
 def reader(model):
     """The prefill side; also answers alone, as the reference."""
     with EngineProcess(Options(model, "prefill", transports=EVERY)) as engine:

@@ -41,11 +41,10 @@ def hand_over_both_ways(one, two, prompts, transport):
         assert {answer.loaded.transport for answer in answers if answer.loaded} == {transport}
 
 
-def test_heads_of_a_model_and_its_drafter_are_joined_and_cut(tmp_path):
-    model, drafter = checkpoints.qwen2(tmp_path / "qwen2"), checkpoints.eagle(tmp_path / "eagle")
+def test_heads_of_a_model_and_its_drafter_are_joined_and_cut(tmp_path, model):
     draw = random.Random(1)
     prompts = [draw.choices(range(2, checkpoints.VOCAB), k=length) for length in range(33, 333, 45)]
-    with both(Options(model, "one", drafter=drafter, engine=OWN)) as (one, two):
+    with both(Options(model, "one", drafter=checkpoints.eagle(tmp_path / "eagle"), engine=OWN)) as (one, two):
         hand_over_both_ways(one, two, prompts, "shm")
         # early: the first step's records of both shards, before the second step
         expected = one.call(generate, "alone", prompts[-1], WRITTEN)

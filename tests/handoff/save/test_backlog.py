@@ -15,6 +15,7 @@ from tests.handoff.caches import MIB, make_cache, random_blocks, records, source
 
 BLOCKS, RECORDS, SLOTS = 41, 20, 8
 KEY = "r", 1
+PROMPT = random_blocks(BLOCKS, RECORDS, 1)
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def saving():
         yield made
 
 
-def begin(saving, blocks, name="r", stop=RECORDS):
+def begin(saving, blocks=PROMPT, name="r", stop=RECORDS):
     """Order the save of a prompt's records up to `stop`."""
     parts = (Part(0, 0, blocks[:stop]),)
     saved = saving.saver.save(SaveJob(name, 1, parts, RECORDS, last=stop == RECORDS, slots=SLOTS))
@@ -34,7 +35,7 @@ def begin(saving, blocks, name="r", stop=RECORDS):
 @pytest.fixture
 def full(saving, eventually):
     """A save with a record in each slot, while others wait."""
-    entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
+    entry = begin(saving)
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     return entry
 
@@ -56,15 +57,15 @@ def pull(saving, name="r", first=0):
 
 
 def test_records_without_a_slot_wait_until_others_are_taken(saving, eventually):
-    free, blocks = saving.staging.free_blocks, random_blocks(BLOCKS, RECORDS, 1)
-    entry = begin(saving, blocks)
+    free = saving.staging.free_blocks
+    entry = begin(saving)
     assert saving.staging.free_blocks == free - SLOTS
     saving.saver.backlog.leave([KEY])
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     assert entry.room == 0
     assert saving.saver.backlog.copied() == []
     assert saving.staging.held() == (1, SLOTS * entry.record_bytes)
-    assert np.array_equal(pull(saving), records(saving.cache, blocks))
+    assert np.array_equal(pull(saving), records(saving.cache, PROMPT))
     assert saving.saver.backlog.copied() == [KEY]
     assert saving.saver.backlog.copied() == []
     assert saving.staging.release(*KEY)
@@ -72,10 +73,9 @@ def test_records_without_a_slot_wait_until_others_are_taken(saving, eventually):
 
 
 def test_each_step_adds_to_the_backlog(saving, eventually):
-    blocks = random_blocks(BLOCKS, RECORDS, 1)
-    begin(saving, blocks, stop=12)
-    go_on(saving, blocks, 12)
-    assert np.array_equal(pull(saving), records(saving.cache, blocks))
+    begin(saving, stop=12)
+    go_on(saving, PROMPT, 12)
+    assert np.array_equal(pull(saving), records(saving.cache, PROMPT))
     saving.saver.backlog.leave([KEY])
     assert saving.saver.backlog.copied() == [KEY]
 
@@ -138,21 +138,20 @@ def test_taken_records_are_gone(saving, full, eventually):
 
 def test_a_preempted_prompt_is_saved_from_its_new_blocks(saving, eventually):
     assert isinstance(saving.cache, HostBlockCache)
-    blocks = random_blocks(BLOCKS, RECORDS, 1)
-    expected = records(saving.cache, blocks)
-    entry = begin(saving, blocks, stop=12)
+    expected = records(saving.cache, PROMPT)
+    entry = begin(saving, stop=12)
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     saving.saver.withhold([KEY, ("else", 1)])
-    again = tuple(block for block in range(1, BLOCKS) if block not in blocks)[:RECORDS]
+    again = tuple(block for block in range(1, BLOCKS) if block not in PROMPT)[:RECORDS]
     saving.cache.scatter(0, expected, again)
-    saving.cache.scatter(0, np.full_like(expected, 0xA5), blocks)  # another request overwrites them
+    saving.cache.scatter(0, np.full_like(expected, 0xA5), PROMPT)  # another request overwrites them
     go_on(saving, again, 0)
     assert np.array_equal(pull(saving), expected)
 
 
 def test_a_preemption_after_the_prompts_end_ends_the_save(saving, eventually):
     """Its last token may come from the previous step, so nothing recomputes its blocks."""
-    begin(saving, random_blocks(BLOCKS, RECORDS, 1))
+    begin(saving)
     saving.saver.withhold([KEY])
     assert saving.staging.held() == (0, 0)
     saving.saver.backlog.leave([KEY])
@@ -178,7 +177,7 @@ def test_the_end_of_the_lease_frees_blocks_and_slots(how, eventually):
         free = saving.staging.free_blocks
         told = []
         saving.saver.backlog.on_copied = lambda: told.append(1)
-        begin(saving, random_blocks(BLOCKS, RECORDS, 1), stop=12)
+        begin(saving, stop=12)
         saving.saver.backlog.leave([KEY])
         if how == "release":
             saving.staging.release(*KEY)
@@ -195,7 +194,7 @@ def test_requests_without_waiting_blocks_are_freed_at_once(saving):
 
 
 def test_a_slow_puller_does_not_hold_up_another(saving, eventually):
-    begin(saving, random_blocks(BLOCKS, RECORDS, 1), "slow")
+    begin(saving, name="slow")
     blocks = random_blocks(BLOCKS, RECORDS, 3)
     begin(saving, blocks, "quick")
     assert np.array_equal(pull(saving, "quick"), records(saving.cache, blocks))
