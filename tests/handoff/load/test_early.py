@@ -2,6 +2,7 @@
 
 import threading
 import time
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from baton.handoff.load.loader import EARLY, State
 from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import seal
 from baton.handoff.save.saver import SaveJob
-from baton.protos.handoff_pb2 import Manifest
 from harness.support import PATIENCE
 from tests.handoff.caches import random_blocks, records, released
 from tests.handoff.load.conftest import CACHE_BLOCKS
@@ -59,8 +59,7 @@ def is_right(pair):
 
 
 def whole(manifest):
-    made = Manifest()
-    made.CopyFrom(manifest)
+    made = deepcopy(manifest)
     made.saved_at_s = time.monotonic()
     return seal(made)
 

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import closing
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +24,6 @@ from baton.handoff.errors import (
 from baton.handoff.memory import segments
 from baton.handoff.transports.base import Cancellation, Pull
 from baton.handoff.transports.shm import Shm, offer_of
-from baton.protos.handoff_pb2 import Manifest
 from tests.handoff.caches import TRANSPORTS, random_blocks, released
 from tests.handoff.remote import CACHE_BLOCKS, RemoteSource
 
@@ -100,8 +100,7 @@ def test_without_its_ticket_nothing_comes_and_nothing_is_released(source, transp
     right = saved.shards[0].ticket
     held = source.held()[0]
     for ticket in (b"", others.shards[0].ticket, right[:-1], right + b"\0", bytes(16)):
-        guessed = Manifest()
-        guessed.CopyFrom(saved)
+        guessed = deepcopy(saved)
         guessed.shards[0].ticket = ticket
         with pytest.raises((LeaseExpired, WrongTicket), match=f"'ticket-{transport.name}'.*ticket"):
             drain(transport, pull_of(guessed))
