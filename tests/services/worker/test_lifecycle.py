@@ -14,7 +14,7 @@ from harness.support import PATIENCE, eventually, free_port, free_ports, freeze
 from harness.workers import START_TIMEOUT_S
 from tests.services.worker.router import DECODE, PREFILL, connected, kept, prompt, request
 
-NODE = "baton.services.worker.node"
+NODE = "baton.services.worker.process"
 STALL_S = 8.0  # the first step of two ranks takes 5 s on a busy machine
 
 
