@@ -26,6 +26,7 @@ from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest, Source
 from baton.protos.worker_pb2_grpc import WorkerStub
 from baton.services.errors import describe
 from baton.services.worker.incoming import Event
+from baton.tasks import patiently
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +100,8 @@ class Following:
         who = _name(source)
         failure: _FailureError | None = None
         try:
-            async with asyncio.timeout(within_s):
-                await self._hear(incoming, source, epoch)
+            hearing = self._hear(incoming, source, epoch)
+            await (hearing if within_s is None else patiently(hearing, within_s))
         except TimeoutError:
             failure = _FailureError(Event.LATE, errors.SourceTimeout(f"{who} was not done in time"))
         except _FailureError as error:
@@ -153,15 +154,20 @@ class Following:
 async def _connected(channel: grpc.aio.Channel, within_s: float) -> bool:
     """Wait `within_s` for a channel (gRPC: 20 s); return whether it connected. Raises _FailureError."""
     state = channel.get_state(try_to_connect=True)
-    try:
-        async with asyncio.timeout(within_s):
-            while state in _NOT_READY:
-                await channel.wait_for_state_change(state)
-                state = channel.get_state(try_to_connect=True)
-    except TimeoutError:
-        problem = errors.TransportFailed(f"no connection to the source within {within_s:g} s")
-        raise _FailureError(Event.LOST, problem) from None
+    if state in _NOT_READY:
+        try:
+            state = await patiently(_settled(channel, state), within_s)
+        except TimeoutError:
+            problem = errors.TransportFailed(f"no connection to the source within {within_s:g} s")
+            raise _FailureError(Event.LOST, problem) from None
     return state is grpc.ChannelConnectivity.READY
+
+
+async def _settled(channel: grpc.aio.Channel, state: grpc.ChannelConnectivity) -> grpc.ChannelConnectivity:
+    while state in _NOT_READY:
+        await channel.wait_for_state_change(state)
+        state = channel.get_state(try_to_connect=True)
+    return state
 
 
 def _pass_on(reply: FollowReply, incoming: SourceListener) -> bool:

@@ -9,6 +9,8 @@ from harness.checkpoints import tiny_qwen2
 from harness.workers import fleet
 from tests.services.worker.router import connected
 
+# Longer than a busy machine stalls; one test waits for it.
+PATIENT = {"baton.services.worker.entrance:PREFIX_WAIT_S": 4.0}
 _started = contextlib.ExitStack()
 
 
@@ -29,12 +31,12 @@ def pytest_runtest_teardown(nextitem):
 
 @pytest.fixture(scope="session")
 def prefill(workers):
-    return workers.started("prefill")
+    return workers.started("prefill", constants=PATIENT)
 
 
 @pytest.fixture(scope="session")
 def mixed(workers):
-    return workers.started("mixed")
+    return workers.started("mixed", constants=PATIENT)
 
 
 @pytest.fixture

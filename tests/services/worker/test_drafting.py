@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from baton.protos import scheduler_pb2, scheduler_pb2_grpc
-from harness.support import eventually
+from harness.support import CALL_S, eventually
 from tests.services.worker.router import DECODE, connected, hello, prompt, request
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
@@ -21,7 +21,7 @@ def drafting(workers):
 
 def labelled(worker, name):
     """Return a metric's values by labels."""
-    with closing(urllib.request.urlopen(worker.metrics, timeout=5)) as reply:
+    with closing(urllib.request.urlopen(worker.metrics, timeout=CALL_S)) as reply:
         lines = reply.read().decode().splitlines()
     found = (line.rpartition(" ") for line in lines if line.startswith(f"{name}{{"))
     return {labels.removeprefix(name): float(value) for labels, _, value in found}
@@ -31,7 +31,7 @@ def described(worker):
     """Return the worker's last report of its drafts."""
     with grpc.insecure_channel(worker.scheduler) as channel:
         stub = scheduler_pb2_grpc.SchedulerStub(channel)
-        answer = stub.Describe(scheduler_pb2.DescribeRequest(), timeout=5)
+        answer = stub.Describe(scheduler_pb2.DescribeRequest(), timeout=CALL_S)
     return next(one.load.drafting for one in answer.workers if one.identity.worker_id == worker.name)
 
 

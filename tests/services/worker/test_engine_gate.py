@@ -9,6 +9,7 @@ from baton.protos.worker_pb2 import PHASE_PREFILL, Failed
 from baton.services.engine.step import EngineStep
 from baton.services.worker import engine_gate
 from harness.fake_worker import until
+from harness.support import CALL_S
 from tests.services.worker import idle_worker
 from tests.services.worker.idle_worker import GRAMMAR, complete, start, with_kv
 
@@ -76,7 +77,7 @@ class Worker(idle_worker.Worker):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    for name, seconds in (("GRACE_S", 0.1), ("TURN_S", 0.4), ("LINGER_S", 0.1), ("LEAST_REST_S", 0.05)):
+    for name, seconds in (("GRACE_S", 0.1), ("TURN_S", CALL_S), ("LINGER_S", 0.1), ("LEAST_REST_S", 0.05)):
         monkeypatch.setattr(engine_gate, name, seconds)
 
 
@@ -131,7 +132,8 @@ async def test_suspects_run_one_after_another_before_held_requests(worker):
     await inside(worker, "a#1")
 
 
-async def test_held_requests_wait_for_the_next_suspect_of_the_router(worker):
+async def test_held_requests_wait_for_the_next_suspect_of_the_router(worker, monkeypatch):
+    monkeypatch.setattr(engine_gate, "LINGER_S", CALL_S)
     worker.start("s", alone=4, more=True)
     worker.start("a")
     worker.end("s#1")
@@ -150,7 +152,8 @@ async def test_held_requests_do_not_wait_long_for_an_announced_suspect(worker):
     await inside(worker, "a#1")
 
 
-async def test_a_long_suspect_is_sent_back_when_its_time_is_up(worker):
+async def test_a_long_suspect_is_sent_back_when_its_time_is_up(worker, monkeypatch):
+    monkeypatch.setattr(engine_gate, "TURN_S", 0.4)
     worker.start("s", alone=900)
     worker.start("a")
     await inside(worker, "a#1")
@@ -161,7 +164,8 @@ async def test_a_long_suspect_is_sent_back_when_its_time_is_up(worker):
     await inside(worker, "s#2")
 
 
-async def test_a_long_suspect_stays_while_no_request_waits(worker):
+async def test_a_long_suspect_stays_while_no_request_waits(worker, monkeypatch):
+    monkeypatch.setattr(engine_gate, "TURN_S", 0.4)
     worker.start("s", alone=900)
     await asyncio.sleep(0.6)
     assert worker.engine.inside == ["s#1"]
@@ -283,7 +287,8 @@ async def test_a_request_that_has_its_first_token_before_a_trial_is_moved(worker
     assert worker.codes() == {"a": Failed.CODE_DRAINING}
 
 
-async def test_a_first_token_that_arrives_during_the_grace_period_is_held(worker):
+async def test_a_first_token_that_arrives_during_the_grace_period_is_held(worker, monkeypatch):
+    monkeypatch.setattr(engine_gate, "TURN_S", 2.0)
     worker.start("b")
     worker.start(with_kv(start("a")))
     worker.incoming("a").on_begun(complete().manifest)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -17,10 +18,10 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_PREFILL, Failed
 from baton.security.names import Role
 from baton.services.engine.step import EngineStep
-from baton.services.worker import following, outgoing
+from baton.services.worker import entrance, following, outgoing
 from baton.services.worker.servicer import WorkerServicer
 from harness.fake_worker import until
-from harness.support import PATIENCE
+from harness.support import CALL_S, PATIENCE
 from tests.security.conftest import become as become
 from tests.security.conftest import ca as ca
 from tests.services.worker.idle_worker import KEY, Worker, start, with_kv
@@ -145,13 +146,14 @@ async def test_an_attempt_that_never_arrives(source, target, monkeypatch):
     await followed(source, 0)
 
 
-async def test_a_source_that_dies_is_lost(source, target):
+async def test_a_source_that_dies_is_lost(source, target, monkeypatch):
+    monkeypatch.setattr(following, "AGAIN_S", CALL_S)  # not waited for: the new connection is refused
     target.start(of(source, start("a")))
     await followed(source)
     began = asyncio.get_running_loop().time()
     await source.server.stop(None)
     assert (await target.failure()).code == Failed.CODE_SOURCE
-    assert asyncio.get_running_loop().time() - began < 0.1 * PATIENCE  # the router waits for 0.25 s
+    assert asyncio.get_running_loop().time() - began < 1.0 * PATIENCE
 
 
 async def test_a_source_that_shuts_down(source, target):
@@ -206,9 +208,11 @@ def calls(site, monkeypatch):
 
 
 async def test_calls_survive_a_reset_connection(source, target, monkeypatch):
+    monkeypatch.setattr(following, "AGAIN_S", CALL_S)
     async with cuttable(source) as cut:
         for name in "abc":
             target.start(of(source, start(name)))
+        await followed(source, 3)
         for name in "ab":
             source.start(start(name, phase=PHASE_PREFILL))
         source.begin_to_save("a")
@@ -225,6 +229,7 @@ async def test_calls_survive_a_reset_connection(source, target, monkeypatch):
 
 
 async def test_a_call_is_retried_only_once(source, target, monkeypatch):
+    monkeypatch.setattr(following, "AGAIN_S", CALL_S)
     async with cuttable(source) as cut:
         target.start(of(source, start("a")))
         await followed(source)
@@ -266,6 +271,18 @@ async def test_a_source_that_does_not_complete_in_time(source, target):
     await followed(source, 0)
 
 
+async def test_a_worker_that_was_suspended_does_not_blame_its_source(source, target):
+    source.start(start("a", phase=PHASE_PREFILL))
+    decode = of(source, start("a"))
+    decode.left_s = 1.0
+    target.start(decode)
+    await followed(source)
+    source.prefilled("a")
+    time.sleep(1.1)  # noqa: ASYNC251 (as a stopped process would)
+    await until(lambda: target.engine.resumed == ["a#1"], "it goes on")
+    assert target.failed() == []
+
+
 async def test_a_server_that_accepts_connections_but_never_answers(target, monkeypatch):
     monkeypatch.setattr(following, "CONNECT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -273,7 +290,8 @@ async def test_a_server_that_accepts_connections_but_never_answers(target, monke
         await target.fails(Failed.CODE_SOURCE, "no connection to the source within 0.2 s")
 
 
-async def test_a_prompt_uses_its_beginning_if_it_arrives_in_time(source, target):
+async def test_a_prompt_uses_its_beginning_if_it_arrives_in_time(source, target, monkeypatch):
+    monkeypatch.setattr(entrance, "PREFIX_WAIT_S", CALL_S)
     save = start("b", phase=pb.PHASE_SAVE)
     save.prefix_tokens = 10
     target.start(of(source, start("b", phase=PHASE_PREFILL)))
@@ -284,17 +302,15 @@ async def test_a_prompt_uses_its_beginning_if_it_arrives_in_time(source, target)
     assert comes.loads
 
 
-async def test_a_prompt_does_not_wait_for_a_source_that_refuses(source, target):
-    loop = asyncio.get_running_loop()
+async def test_a_prompt_does_not_wait_for_a_source_that_refuses(source, target, monkeypatch):
+    monkeypatch.setattr(entrance, "PREFIX_WAIT_S", CALL_S)
     save = start("b", phase=pb.PHASE_SAVE)
     save.prefix_tokens = 10
     source.start(save)
     target.start(of(source, start("b", phase=PHASE_PREFILL)))
     await followed(source)
-    began = loop.time()
     source.dispatcher.abort(["b"])
     await until(lambda: target.engine.submitted == ["b#1"], "it is computed whole")
-    assert loop.time() - began < 0.9 * PATIENCE
     assert target.failed() == []
 
 

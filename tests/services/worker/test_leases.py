@@ -6,7 +6,7 @@ from harness import breaking
 from harness.support import eventually
 from tests.services.worker.router import DECODE, PINNED, PREFILL, connected, prompt, request
 
-LEASE_S = 1.5  # renewed every 0.5 s, so one renewal may be late on a busy machine
+LEASE_S = 3.0  # renewed every second, so two renewals may be late on a busy machine
 SEQS = 2
 
 
@@ -36,14 +36,14 @@ async def test_handoffs_wait_longer_than_their_lease(workers):
             assert one.saved is not None
             await target.start(core, DECODE, source=source.source(core))
         held = before[0].request_id
-        while loop.time() < began + 2 * LEASE_S:
+        while loop.time() < began + 1.25 * LEASE_S:
             await target.some(held, len(target.got(held).tokens) + 1)
         assert prefill.figure(PINNED) == len(cores) + 1  # nothing was pulled
         await target.abort(*(core.request_id for core in before))
         rests = [await target.end(core.request_id) for core in cores]
         assert [str(rest.failed) for rest in rests if rest.failed is not None] == []
         assert all(len(one.tokens + rest.tokens) == 10 for one, rest in zip(begun, rests, strict=True))
-        assert prefill.figure(PINNED) == 1  # its router has not released it
+        eventually(lambda: prefill.figure(PINNED) == 1, 10, "the others, which were pulled, are released")
         await source.abort(unwanted.request_id)
         eventually(lambda: prefill.figure(PINNED) == 0, 10, "the aborted one is released")
         await source.run(unwanted, PREFILL, epoch=2)

@@ -231,7 +231,7 @@ def names(site):
 
 async def test_held_handoffs_are_renewed_and_others_end(site):
     for name in ("pulled", "held", "replaced"):
-        site.keep(name, lease_s=0.5 * PATIENCE)
+        site.keep(name, lease_s=60.0)
     assert names(site) == ["pulled#1", "held#1", "replaced#1"]
     asked = site.outgoing.to_renew()
     site.keep("replaced", epoch=2)
