@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 START_S = 60.0
 MARKS = ("<think>", "</think>")
-SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "idle_decode_tokens": 0}
 
 
 def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
@@ -102,7 +101,7 @@ class ApiSite:
         if (book := self._book) is not None:
             await FileBook(self.settings["router"]["keys_file"]).edit(lambda _: book)
         server = await self._stack.enter_async_context(
-            SchedulerServer(usual(**self.settings["scheduler"], **SCHEDULER))
+            SchedulerServer(usual(**self.settings["scheduler"], idle_decode_tokens=0))
         )
         members = await self._stack.enter_async_context(Members(server.address))
         self.worker = await members.add(FakeWorker("m0", pb.ROLE_MIXED))

@@ -64,7 +64,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.model = MODEL
         self.step_s = step_s
         self.late_s = 0.0  # age of outputs when they are sent
-        self.wire_s = 0.0  # delay of messages
+        self.wire = asyncio.Event()  # cleared: messages are delayed
+        self.wire.set()
         self.max_num_seqs = max_num_seqs
         self.max_model_len = 2048
         self.refusal = ""
@@ -290,7 +291,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             if dies:
                 asyncio.get_running_loop().create_task(self.die())
                 return
-            await asyncio.sleep(self.wire_s)
+            await self.wire.wait()
             await context.write(reply)
             await asyncio.sleep(max(0.0, self.step_s - (time.monotonic() - began)))
 

@@ -34,6 +34,7 @@ from baton.services.router.worker_stream import WorkerStream
 from baton.tasks import stop
 from harness.fake_worker import HASHING, MODEL, FakeWorker, until
 from harness.scheduling import usual
+from harness.support import CALL_S, PATIENCE
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Members:
         client = await self._stack.enter_async_context(SchedulerClient(self._address))
         session = WorkerSession(client, worker.identity, pb.WorkerLoad)
         session.blocks = worker.blocks if worker.role == pb.ROLE_ENCODE else None
-        await session.start(5)
+        await session.start(CALL_S)
         self._stack.push_async_callback(session.close)
         await session.ready(worker.capacity)
         self._sessions[worker.worker_id] = session
@@ -94,9 +95,7 @@ class Cluster:
         self.registry = CollectorRegistry()
         self.failures: dict[str, Exception] = {}
         # idle_decode_tokens 0: decode workers never prefill.
-        self._settings = usual(
-            address="127.0.0.1:0", placement_lease_s=2.0, idle_decode_tokens=0, worker_lease_s=worker_lease_s
-        )
+        self._settings = usual(address="127.0.0.1:0", idle_decode_tokens=0, worker_lease_s=worker_lease_s)
         self._limits = {
             "request_timeout_s": 20.0,
             "max_model_len": 2048,
@@ -216,7 +215,7 @@ class Cluster:
         assert (len(self.journal), self.journal.size, self.journal.images.size) == (0, 0, 0)
         if not self._has_scheduler:
             return
-        for _ in range(200):
+        for _ in range(200 * PATIENCE):
             description = await self.scheduler.describe()
             if not description.attempts and not any(one.reserved_requests for one in description.workers):
                 return

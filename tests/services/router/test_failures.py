@@ -118,8 +118,8 @@ async def test_another_worker_continues_the_answer(cluster, after, how):
 @pytest.mark.parametrize(
     ("limits", "status", "because"),
     [
-        ({"request_timeout_s": 0.7}, 504, "longer than 0.7 s"),
-        ({"replace_wait_s": 0.7}, 503, "can take over within 0.7 s (a tenth of router.request_timeout_s)"),
+        ({"request_timeout_s": 2.0}, 504, "longer than 2 s"),
+        ({"replace_wait_s": 2.0}, 503, "can take over within 2 s (a tenth of router.request_timeout_s)"),
     ],
     ids=["its own deadline", "the wait for a worker"],
 )
@@ -262,7 +262,7 @@ async def test_a_hung_worker_is_lost_with_its_gang(cluster):
 async def test_a_worker_cut_off_from_this_router_delays_no_later_request(cluster, monkeypatch):
     """The scheduler still gets its heartbeats and places requests on it."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.5)
-    monkeypatch.setattr(worker_stream, "CALL_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(worker_stream, "CALL_TIMEOUT_S", 2.5)
     cluster.remake(silence_s=1.0)
     _, first, second = await cluster.pair(decode=2)
     share((first, second), Fault(PHASE_DECODE, 3, hang=True))
@@ -274,7 +274,7 @@ async def test_a_worker_cut_off_from_this_router_delays_no_later_request(cluster
         right(await cluster.ask(PROMPT), PROMPT, 8)
         longest = max(longest, time.monotonic() - began)
         await asyncio.sleep(0.05)
-    assert longest < 1.0
+    assert longest < 2.0
     assert len(cut.seen.starts) == 1
     cut.hangs = False
     await until(lambda: not cluster.pool.suspects(), "it is reached again")

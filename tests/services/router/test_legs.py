@@ -16,10 +16,11 @@ from tests.services.router.asking import LONG, PROMPT, recorded, right, share
 async def test_tokens_of_the_decode_worker_wait_for_the_first_one(cluster):
     """The prefill worker's messages to the router are slow, the handoff is quick."""
     prefill, decode = await cluster.pair()
-    prefill.wire_s = 0.2
+    prefill.wire.clear()
     await cluster.send("q", PROMPT)
     await until(lambda: decode.seen.starts and not decode.running, "the decode worker has put all tokens out")
     assert cluster.got["q"].tokens == []
+    prefill.wire.set()
     right(await cluster.answer("q"), PROMPT, 8)
     assert decode.seen.aborts == []
     record = await recorded(cluster)
@@ -32,11 +33,13 @@ async def test_tokens_of_the_decode_worker_wait_for_the_first_one(cluster):
 async def test_tokens_that_wait_are_not_used_if_the_prefill_fails(cluster):
     *prefills, decode = await cluster.pair(prefill=2)
     for one in prefills:
-        one.wire_s = 0.2
+        one.wire.clear()
     await cluster.send("q", PROMPT, 20)
     await until(lambda: decode.seen.starts and not decode.running, "the decode worker has put all tokens out")
     [source] = [one for one in prefills if one.seen.starts]
     await source.die()  # before its first token has arrived
+    for one in prefills:
+        one.wire.set()
     right(await cluster.answer("q"), PROMPT, 20)
     assert [list(start.output_token_ids) for start in decode.seen.starts] == [[], []]
     assert cluster.count("retries_total", trouble="lost", worker=source.worker_id) == 1
@@ -47,17 +50,26 @@ async def test_tokens_that_wait_are_not_used_if_the_prefill_fails(cluster):
 async def test_a_late_first_token_does_not_cut_the_answer(cluster):
     """More tokens are held back than the journal had memory reserved for."""
     prefill, decode = await cluster.pair()
-    prefill.wire_s = 0.2
+    prefill.wire.clear()
     decode.per_step = 50
-    right(await cluster.ask(PROMPT, 900), PROMPT, 900)
+    await cluster.send("q", PROMPT, 900)
+    await until(lambda: decode.seen.starts and not decode.running, "the decode worker has put all tokens out")
+    prefill.wire.set()
+    right(await cluster.answer("q"), PROMPT, 900)
 
 
-@pytest.mark.parametrize("wire_s", [0.0, 0.1], ids=["before the decode worker's failure", "after it"])
-async def test_a_first_token_that_ends_the_request_ends_both_legs(cluster, wire_s):
+@pytest.mark.parametrize("late", [False, True], ids=["before the decode worker's failure", "after it"])
+async def test_a_first_token_that_ends_the_request_ends_both_legs(cluster, late):
     """A stop token: the prefill worker has nothing to hand over, and the decode worker may say so first."""
     prefill, decode = await cluster.pair()
-    prefill.eos_at, prefill.wire_s = 0, wire_s
-    got = await cluster.ask(PROMPT, 20)
+    prefill.eos_at = 0
+    if late:
+        prefill.wire.clear()
+    await cluster.send("q", PROMPT, 20)
+    if late:
+        await until(lambda: decode.seen.starts and not decode.running, "the decode worker has failed")
+        prefill.wire.set()
+    got = await cluster.answer("q")
     assert (got.reason, got.tokens) == ("stop", [EOS])
     await cluster.settled()
     await until(lambda: decode.running == [], "the decode worker does not wait for it")

@@ -10,7 +10,7 @@ from harness.workers import fleet
 from tests.services.worker.router import connected
 
 # Longer than a busy machine stalls; one test waits for it.
-PATIENT = {"baton.services.worker.entrance:PREFIX_WAIT_S": 4.0}
+PATIENT = {"baton.services.worker.entrance:PREFIX_WAIT_S": 3.0}
 _started = contextlib.ExitStack()
 
 

@@ -288,7 +288,7 @@ async def test_a_request_that_has_its_first_token_before_a_trial_is_moved(worker
 
 
 async def test_a_first_token_that_arrives_during_the_grace_period_is_held(worker, monkeypatch):
-    monkeypatch.setattr(engine_gate, "TURN_S", 2.0)
+    monkeypatch.setattr(engine_gate, "TURN_S", 1.0)
     worker.start("b")
     worker.start(with_kv(start("a")))
     worker.incoming("a").on_begun(complete().manifest)
@@ -296,7 +296,8 @@ async def test_a_first_token_that_arrives_during_the_grace_period_is_held(worker
     worker.incoming("a").on_complete(complete(5))
     assert worker.engine.resumed == []
     worker.end("b#1")
-    await inside(worker, "a#1", "s#1")
+    await asyncio.sleep(0)
+    assert worker.engine.inside == ["a#1", "s#1"]
     await until(lambda: worker.engine.resumed == ["a#1"], "the trial's turn ends for it")
     assert [one.request_id for one in worker.failed()] == ["s"]
 

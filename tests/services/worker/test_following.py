@@ -274,11 +274,11 @@ async def test_a_source_that_does_not_complete_in_time(source, target):
 async def test_a_worker_that_was_suspended_does_not_blame_its_source(source, target):
     source.start(start("a", phase=PHASE_PREFILL))
     decode = of(source, start("a"))
-    decode.left_s = 1.0
+    decode.left_s = 0.8
     target.start(decode)
     await followed(source)
     source.prefilled("a")
-    time.sleep(1.1)  # noqa: ASYNC251 (as a stopped process would)
+    time.sleep(0.9)  # noqa: ASYNC251 (as a stopped process would)
     await until(lambda: target.engine.resumed == ["a#1"], "it goes on")
     assert target.failed() == []
 

@@ -110,7 +110,7 @@ async def test_an_operators_drain_waits_for_requests_and_handoffs_and_can_be_und
 
 async def test_a_worker_changes_its_role_under_load(workers, target):
     """Requests and handoffs from before the change continue."""
-    worker = workers.started("prefill", engine=breaking.ENGINE)
+    worker = workers.started("prefill", engine=breaking.ENGINE, worker={"drain_timeout_s": 300})
     handed = request("handed over across the change", prompt(100, seed=21))
     async with SchedulerClient(workers.scheduler) as client, connected(worker.address) as source:
         begun = await source.prefill(handed)
@@ -159,8 +159,13 @@ async def test_a_hung_engine_counts_as_failed(workers):
 async def test_a_worker_that_ends_while_it_loads_leaves_no_processes(workers, how, status):
     worker = workers.start("mixed")
     eventually(lambda: "loading" in worker.text, 30, "it loads")
+
+    def compiles():
+        commands = [one.cmdline() for one in psutil.Process(worker.pid).children(recursive=True)]
+        return any(command and command[0].startswith("baton: grammars of process") for command in commands)
+
+    eventually(compiles, 10, "a process compiles grammars")
     family = psutil.Process(worker.pid).children(recursive=True)
-    assert any(one.cmdline()[0].startswith("baton: grammars of process") for one in family)
     worker.signal(how)
     assert worker.ended() == status
     assert how == signal.SIGKILL or await registered(worker) is None

@@ -25,7 +25,7 @@ SHORT = {
 }
 PROMPT = [72, 105]
 # Pairs stay pairs: no idle decode worker prefills.
-SCHEDULER = {"placement_lease_s": 2.0, "max_queue_factor": 1.0, "idle_decode_tokens": 0}
+SCHEDULER = {"max_queue_factor": 1.0, "idle_decode_tokens": 0}
 
 
 def api_key(secret, tenant, **limits):

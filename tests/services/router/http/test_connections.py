@@ -9,6 +9,7 @@ import pytest
 
 from baton.services.router.http import connections as module
 from baton.services.router.http.limits import MAX_HEADER_BYTES
+from harness import doors
 from harness.doors import MAX_BODY, SLOW_S, Seen, answer_to, connect, one_answer, serving
 from harness.fake_worker import until
 from harness.support import CALL_S, PATIENCE, PYTHON, ran
@@ -102,7 +103,7 @@ async def test_garbage_is_400_in_the_usual_form(server):
 
 
 async def test_too_many_connections_are_503():
-    async with serving(Seen(), max_connections=3) as server:
+    async with serving(Seen(), max_connections=3, slow_s=CALL_S) as server:
         for _ in range(3):
             await connect(server)
         await until(lambda: server.open_connections == 3, "three clients are connected")
@@ -116,7 +117,7 @@ async def test_too_many_connections_are_503():
 async def test_far_too_many_connections_are_dropped(monkeypatch):
     monkeypatch.setattr(module, "SPARE_CONNECTIONS", 1)
     seen = Seen()
-    async with serving(seen, max_connections=1) as server:
+    async with serving(seen, max_connections=1, slow_s=CALL_S) as server:
         for _ in range(2):
             await connect(server)
         await until(lambda: server.open_connections == 2, "two clients are connected")
@@ -127,7 +128,7 @@ async def test_far_too_many_connections_are_dropped(monkeypatch):
 
 async def test_the_largest_of_too_many_bodies_is_503(monkeypatch):
     monkeypatch.setattr(module, "BODIES_AT_ONCE", 2)
-    async with serving(Seen()) as server:
+    async with serving(Seen(), slow_s=CALL_S) as server:
         part = HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY + bytes(MAX_BODY - 1)
         half = [await connect(server) for _ in range(2)]
         for _, writer in half:
@@ -192,27 +193,30 @@ async def test_leaving_with_pipelined_requests_is_noticed(server):
 
 
 @pytest.mark.parametrize("before", ["nothing", "half a request", "a response", "a response under way"])
-async def test_an_ending_router_answers_requests_in_flight(server, before):
+async def test_an_ending_router_answers_requests_in_flight(monkeypatch, before):
     """Each connection gets one more response before it ends."""
-    reader, writer = await connect(server)
-    await until(lambda: server.open_connections == 1, "it is connected")
-    rest = GET
-    if before == "half a request":
-        writer.write(GET[:9])
-        rest = GET[9:]
-    elif before != "nothing":
-        writer.write(GET if before == "a response" else GET.replace(b"/", b"/gate", 1))
-        part = reader.readuntil(b"first") if "under way" in before else one_answer(reader)
-        await asyncio.wait_for(part, CALL_S)
-    server.uvicorn.should_exit = True
-    await until(lambda: not server.uvicorn.servers[0].is_serving(), "it accepts nothing more")
-    server.seen.gate.set()
-    if before == "a response under way":
-        await one_answer(reader)
-    writer.write(rest)
-    head, _, _ = (await asyncio.wait_for(reader.read(), CALL_S)).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 OK")
-    assert b"connection: close" in head
+    monkeypatch.setattr(module, "LAST_REQUEST_S", CALL_S)
+    monkeypatch.setattr(doors, "KEEP_ALIVE_S", CALL_S)
+    async with serving(Seen(), slow_s=CALL_S) as server:
+        reader, writer = await connect(server)
+        await until(lambda: server.open_connections == 1, "it is connected")
+        rest = GET
+        if before == "half a request":
+            writer.write(GET[:9])
+            rest = GET[9:]
+        elif before != "nothing":
+            writer.write(GET if before == "a response" else GET.replace(b"/", b"/gate", 1))
+            part = reader.readuntil(b"first") if "under way" in before else one_answer(reader)
+            await asyncio.wait_for(part, CALL_S)
+        server.uvicorn.should_exit = True
+        await until(lambda: not server.uvicorn.servers[0].is_serving(), "it accepts nothing more")
+        server.seen.gate.set()
+        if before == "a response under way":
+            await one_answer(reader)
+        writer.write(rest)
+        head, _, _ = (await asyncio.wait_for(reader.read(), CALL_S)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        assert b"connection: close" in head
 
 
 async def test_an_ending_router_closes_idle_connections(server, monkeypatch):

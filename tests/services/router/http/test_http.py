@@ -287,7 +287,8 @@ async def test_each_request_has_a_log_line(site, members, http):
 async def test_the_time_to_first_token_by_stage(members, http):
     """The stages add up to the client's time to first token. A sampled trace is an exemplar."""
     prefill, _ = await pair(members, http)
-    prefill.wire_s = 0.2
+    prefill.wire.clear()
+    prefill.before_step = lambda: asyncio.get_running_loop().call_later(0.2, prefill.wire.set)
     trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     before = await stage_seconds(http)
     began = time.monotonic()

@@ -82,7 +82,7 @@ def routers(start_router, tmp_path_factory):
 
 @pytest.fixture
 async def worker(routers):
-    settings = usual(address=f"127.0.0.1:{routers.scheduler_port}", topic="test", placement_lease_s=2.0)
+    settings = usual(address=f"127.0.0.1:{routers.scheduler_port}", topic="test")
     async with SchedulerServer(settings) as server, Members(server.address) as members:
         made = await members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.002))
         for url in routers.urls:
@@ -148,7 +148,7 @@ async def test_a_token_limit_covers_both_routers(worker, ask):
 
 
 async def test_a_concurrency_limit_covers_both_routers(worker, ask):
-    worker.step_s = 0.05
+    worker.step_s = 0.2
     running = [asyncio.create_task(ask("slots", at, max_tokens=100)) for at in (0, 1)]
     running.append(asyncio.create_task(ask("slots-too", 0, max_tokens=100)))
     await until(lambda: len(worker.running) == 3)
