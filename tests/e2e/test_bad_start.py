@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import socket
-import subprocess
 
 import pytest
 import yaml
@@ -13,21 +12,14 @@ from baton.services.engine.args import VLLM_VERSION
 from harness import zygote
 from harness.deployment import MODEL, deployment
 from harness.scheduling import RedisServer
-from harness.support import BATON, CALL_S, ROOT, eventually, free_port, listening
+from harness.support import BATON, CALL_S, ROOT, eventually, free_port, listening, ran
 
 A_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO \[")  # a worker logs its progress before it fails
 
 
 def fails(*command):
     """Run `baton COMMAND`, which must fail with one line on stderr and nothing on stdout. Return the line."""
-    done = subprocess.run(
-        [BATON, *command],
-        capture_output=True,
-        text=True,
-        timeout=CALL_S,
-        cwd=ROOT,
-        check=False,
-    )
+    done = ran(BATON, *command, cwd=ROOT)
     assert done.returncode == 1, done
     assert not done.stdout
     return the_line(done.stderr)

@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from harness.greedy import GREEDY, ask
 from harness.netns import why_not
 from harness.ray_head import RayHead, ray_head
 from harness.ray_hosts import ray_hosts
-from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port, gone, running
+from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port, gone, ran, running
 
 pytestmark = pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: Ray starts twice")
 
@@ -54,15 +53,8 @@ class Served:
         return self.log.read_text()
 
     def baton(self, *command):
-        done = subprocess.run(
-            [str(BATON), "ray", *command, "--address", self.head.address],
-            env=self.head.environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=CALL_S,
-            check=False,
-        )
+        address = ("--address", self.head.address)
+        done = ran(BATON, "ray", *command, *address, env=self.head.environment, cwd=ROOT)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -113,16 +105,7 @@ def served(tmp_path_factory):
         found = plain.answers(names)
     file.write_text(yaml.safe_dump(configuration(model, port, folder)))
     with ray_head("--num-cpus=4") as head:
-        command = [
-            str(BATON),
-            "ray",
-            "up",
-            str(file),
-            "--address",
-            head.address,
-            "--log-dir",
-            str(folder / "logs"),
-        ]
+        command = [BATON, "ray", "up", file, "--address", head.address]
         one = Served(head, port, log, prompts, [found[name] for name in names])
         options = {"env": head.environment, "cwd": ROOT}
         with running(command, lambda: "\nReady." in one.text, START_S, log, **options) as up:
