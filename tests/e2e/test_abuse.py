@@ -101,6 +101,14 @@ def _tool(parameters):
     return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
+def _format(schema):
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+def _response(schema):
+    return {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}}
+
+
 SAY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
 NOTHING = {"$ref": "#"}
 LARGE = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(6000)}}
@@ -114,16 +122,10 @@ GRAMMARS = {
         "completions",
         {"prompt": "Hi", "structured_outputs": {"choice": ["yes", "no"]}, "allowed_token_ids": [300]},
     ),
-    "a schema": (
-        "chat/completions",
-        {**SAY, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NOTHING}}},
-    ),
+    "a schema": ("chat/completions", {**SAY, "response_format": _format(NOTHING)}),
     "a schema that ends its compiler": (
         "chat/completions",
-        {
-            **SAY,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": _chain(1200)}},
-        },
+        {**SAY, "response_format": _format(_chain(1200))},
     ),
     "large tools": ("chat/completions", {**SAY, "tools": [_tool(LARGE)], "tool_choice": "required"}),
     "a tool that ends its compiler": (
@@ -134,14 +136,8 @@ GRAMMARS = {
             "tool_choice": {"type": "function", "function": {"name": "f"}},
         },
     ),
-    "text.format": (
-        "responses",
-        {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": NOTHING}}},
-    ),
-    "a large text.format": (
-        "responses",
-        {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": LARGE}}},
-    ),
+    "text.format": ("responses", _response(NOTHING)),
+    "a large text.format": ("responses", _response(LARGE)),
 }
 
 

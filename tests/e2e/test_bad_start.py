@@ -173,10 +173,7 @@ def test_redis_that_refuses(tmp_path):
                 "router --model {model}",
             )
         ),
-        (
-            "up --model {model} --schedulers 2",
-            "--schedulers is 2 and scheduler.store is memory, so",
-        ),
+        ("up --model {model} --schedulers 2", "--schedulers is 2 and scheduler.store is memory, so"),
         ("status --scheduler 127.0.0.1:9,127.0.0.1:8", "does not answer"),
         ("scheduler --heartbeat-s 1", "scheduler.heartbeat_s is no longer set: it is a fifth of"),
         ("prefill --model {model} --listen nope", "worker.listen: value 'nope'"),

@@ -63,10 +63,7 @@ class Local:
         found = yaml.safe_load((ROOT / "deploy/ray/laptop.yaml").read_text())
         for role in ("prefill", "decode"):
             found[f"{role}_config"]["placement_group_config"] = {"bundles": [{"CPU": 0.5}]}
-        own = {
-            "router": {"port": self.port},
-            "handoff": {"staging_mib": 64},
-        }
+        own = {"router": {"port": self.port}, "handoff": {"staging_mib": 64}}
         for section, values in (own | more).items():
             found[section] = own.get(section, {}) | values
         Path(self.file).write_text(yaml.safe_dump(found))
