@@ -122,7 +122,7 @@ async def test_token_for_token(deployed, expected):
     assert len({tuple(expected[name]) for name in ASKED}) == len(ASKED) - 2  # A comes three times
 
     def handed_over():
-        return sum(bool(one["cost"].get("transport")) for one in deployed.status()["handoffs"])
+        return sum(bool(one.cost.transport) for one in deployed.describe().handoffs)
 
     eventually(lambda: handed_over() == len(ASKED), CALL_S, "every handoff is reported")
 
