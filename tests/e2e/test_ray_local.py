@@ -31,6 +31,7 @@ from harness.support import (
 )
 
 START_S = 120.0
+PAUSE_S = 0.3  # between a client's requests
 # Ray's token authentication, with a token that is not written to the home folder.
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-this-test-alone-and-long-enough"}
 DEPLOY = """
@@ -140,7 +141,7 @@ def test_up_scale_and_down_from_a_second_terminal(local):
 
             def ask():
                 found = []
-                while not stop.is_set():
+                while not stop.wait(PAUSE_S):
                     found.append(answer(client))
                 return found
 
