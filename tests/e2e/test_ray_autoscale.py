@@ -85,7 +85,7 @@ def up(tmp_path):
 @pytest.mark.timeout(600)
 async def test_a_worker_comes_on_a_new_node_and_goes_with_it(up):
     assert up.nodes == 1
-    assert re.search(r"settings +not used, .*: decode_config\..*\.target_ongoing_requests\n", up.text)
+    assert re.search(r"settings +ignored: .*: decode_config\..*\.target_ongoing_requests\n", up.text)
     stop = asyncio.Event()
     answers = []
 
