@@ -24,8 +24,8 @@ from harness.router import Members
 from harness.support import CALL_S, PATIENCE, free_port, signals_of
 
 PROMPT = [72, 105]
-TOKENS = 100
-SLOW_S, QUICK_S = 0.2, 0.01  # per step: streams that last, even on a busy machine, and streams that end
+TOKENS = 60
+SLOW_S, QUICK_S = 0.3, 0.01  # per step: streams that last, even on a busy machine, and streams that end
 READY_S = 60.0
 END_S = 20.0
 PLAIN = httpx.Limits(max_keepalive_connections=0)  # each request has a connection of its own
@@ -125,7 +125,7 @@ async def knock(http, seen, over):
     """Open one connection after another. Raises if one is refused or reset."""
     while not over.is_set():
         seen.append((await http.get("/v1/models")).status_code)
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
 
 
 def connected(routers, count):
