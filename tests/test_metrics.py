@@ -56,9 +56,8 @@ def test_a_given_port_is_opened_on_the_processs_host():
 
 
 def test_a_host_of_another_machine():
-    with pytest.raises(
-        CannotServe, match=r"router\.metrics_port: metrics cannot be served on 192\.0\.2\.1:9402"
-    ):
+    why = r"router\.metrics_port: metrics cannot be served on 192\.0\.2\.1:9402"
+    with pytest.raises(CannotServe, match=why):
         MetricsServer(metrics.registry(), "router.metrics_port", "192.0.2.1", 9402).__enter__()
 
 

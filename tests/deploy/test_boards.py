@@ -174,9 +174,8 @@ def test_prometheus_finds_scheduler_alertmanager_and_rules():
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
     (scrape,) = config["scrape_configs"]
     assert scrape["honor_labels"]
-    assert [one["url"] for one in scrape["http_sd_configs"]] == [
-        f"http://scheduler:{port_of('scheduler')}/targets"
-    ]
+    (discovered,) = scrape["http_sd_configs"]
+    assert discovered["url"] == f"http://scheduler:{port_of('scheduler')}/targets"
     ((manager,),) = [one["static_configs"][0]["targets"] for one in config["alerting"]["alertmanagers"]]
     assert manager == f"alertmanager:{port_of('alertmanager')}"
     volumes = [one.split(":")[:2] for one in compose()["services"]["prometheus"]["volumes"]]

@@ -202,11 +202,7 @@ def test_commands(manifests):
 @pytest.mark.parametrize(
     ("section", "kinds", "own"),
     [
-        (
-            "scheduler",
-            ("ca", "scheduler", "router", "worker"),
-            {"address", "metrics_port", "store"},
-        ),
+        ("scheduler", ("ca", "scheduler", "router", "worker"), {"address", "metrics_port", "store"}),
         ("engine", ("ca", "router", "worker"), set()),
         ("handoff", ("worker",), set()),
     ],
@@ -348,11 +344,9 @@ def test_the_redis_command(tmp_path):
     port = free_port()
 
     def here(words):
-        moved = [one.replace("/run/secrets/redis/password", str(password)) for one in words]
-        return [
-            one.replace("port 6379", f"port {port}").replace("redis-cli", f"redis-cli -p {port}")
-            for one in moved
-        ]
+        text = json.dumps(words).replace("/run/secrets/redis/password", str(password))
+        text = text.replace("port 6379", f"port {port}").replace("redis-cli", f"redis-cli -p {port}")
+        return json.loads(text)
 
     one = rendered("cpu").workload("redis").container
     server = subprocess.Popen(here(one["command"]), stdout=subprocess.DEVNULL, cwd=tmp_path)

@@ -17,7 +17,8 @@ from baton.services.fleet import children, node
 from baton.services.fleet.devices import Cores
 from baton.services.fleet.node import PartOrder
 from harness.ray_forks import fork_node
-from harness.support import CALL_S, PYTHON, eventually, free_port, gone, listening, ran
+from harness.support import CALL_S, eventually, free_port, gone, listening
+from harness.zygote import shared
 
 
 class Owner:
@@ -112,7 +113,7 @@ def test_nothing_is_left(owner, end, status):
 
 
 def test_without_workers_and_orders_the_error_says_what_to_give():
-    done = ran(PYTHON, "-m", "baton.services.cli.main", "node")
+    done = shared().command("node")
     given = "baton: error: give either workers to run (--prefill, --decode, --mixed, --encode)"
     assert (done.returncode, done.stderr[: len(given)]) == (1, given)
 
