@@ -29,7 +29,7 @@ from baton.services.cli.main import app
 from baton.services.config import ENV_PREFIX
 from baton.services.router.http.authentication import OPEN
 from harness import dockerfile
-from harness.support import ROOT, eventually, free_port, listening
+from harness.support import ROOT, eventually, free_port, listening, ran
 from tests.deploy.leader_worker_set import validate
 from tests.deploy.manifests import FIELDS, NAMESPACE, quantity, rendered, secrets
 from tests.deploy.network_policies import matches
@@ -361,9 +361,9 @@ def test_the_redis_command(tmp_path):
             pytest.raises(redis.AuthenticationError),
         ):
             client.ping()
-        assert subprocess.run(probe, capture_output=True, timeout=20, check=False).returncode == 0
+        assert ran(*probe).returncode == 0
         password.write_text("another")
-        assert subprocess.run(probe, capture_output=True, timeout=20, check=False).returncode != 0
+        assert ran(*probe).returncode != 0
         assert "correct" not in Path(f"/proc/{server.pid}/cmdline").read_text()
         assert Path(f"/proc/{server.pid}/comm").read_text().strip() == "redis-server"  # SIGTERM reaches it
     finally:
@@ -388,6 +388,6 @@ def test_the_copy_of_the_home_needs_no_privileges():
         moved = {f"{HOME}/.": f"{home}/.", first["volumeMounts"][0]["mountPath"]: str(copied)}
         as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
         command = [*as_user, *(moved.get(word, word) for word in first["command"])]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        done = ran(*command)
         assert done.returncode == 0, done.stderr
         assert (copied / ".cache" / "compiled").read_text() == "x"

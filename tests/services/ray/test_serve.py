@@ -31,9 +31,8 @@ def deployments(**more):
         "placement_group_config": {"bundles": [{"CPU": 2, "slot": 1}]},
         "label_selector": {"zone": "a"},
     }
-    decode = side | {
-        "deployment_config": {"num_replicas": "auto", "name": "mine", "health_check_period_s": 3}
-    }
+    own = {"num_replicas": "auto", "name": "mine", "health_check_period_s": 3}
+    decode = side | {"deployment_config": own}
     app = build_pd_openai_app({"prefill_config": side, "decode_config": decode, **more})
     router = app._bound_deployment
     found = zip(("scheduler", "prefill", "decode", "encode"), router.init_args[2:], strict=False)

@@ -85,10 +85,8 @@ def test_a_worker_that_is_wanted_again_comes_after_it_has_left(slots, groups):
 def test_roles_are_followed_and_the_side_stays(slots):
     pair = {"prefill-0": "prefill", "decode-0": "decode"}
     slots.match(pair | {"decode-1": "decode"})
-    changed = slots.follow({"decode-1": "prefill", "prefill-0": "mixed", "unknown": "decode"})
-    assert [(slot.name, slot.role, slot.side, former) for slot, former in changed] == [
-        ("decode-1", "prefill", "decode", "decode")
-    ]
+    ((slot, former),) = slots.follow({"decode-1": "prefill", "prefill-0": "mixed", "unknown": "decode"})
+    assert (slot.name, slot.role, slot.side, former) == ("decode-1", "prefill", "decode", "decode")
     assert roles(slots)["prefill-0"] == "prefill"
     assert slots.follow({"decode-1": "prefill"}) == []
     # The numbers followed the change of role, so no worker leaves.
