@@ -154,7 +154,7 @@ def _cell(value: Any, shape: str) -> str:
 
 
 def markdown(lines: list[list[str]]) -> str:
-    """Return a Markdown table; the first line is its head."""
+    """Return a Markdown table; the first line is its header."""
     rows = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([rows[0], "|---" * len(lines[0]) + "|", *rows[1:]])
 

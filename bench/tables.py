@@ -121,7 +121,7 @@ def per_draft(cell: dict[str, Any]) -> float:
 
 
 def _shapes(result: Result) -> Any:
-    """Return each shape's models with accepted tokens per draft, and the sides with other answers."""
+    """Return each shape's models with accepted tokens per draft, and the sides whose answers differ."""
     found: dict[str, list[str]] = {}
     for name, cells in result["cases"].items():
         model, _, shape = name.rpartition(", ")

@@ -11,7 +11,7 @@ after each step (`SchedulerSide.take_reports`); vLLM carries both. A save on the
 6. save/saver.py `Saver.save` copies the blocks to staging and asks the transports for offers: a `ShardSave`.
 7. `SchedulerSide.update` seals a manifest of all ranks' ShardSaves: a `Begun` after the first step, a `Saved`
    after the last.
-8. services/worker/dispatcher.py's `Outgoing` sends the manifest to the worker that follows; the router gets
+8. services/worker/outgoing.py `Outgoing` sends the manifest to the worker that follows; the router gets
    only the message `Saved` (protos/worker.proto), which contains no manifest.
 
 A load on the decode worker; it is ordered before its manifest arrives:

@@ -7,8 +7,8 @@ slots are waiting while the other parts are being filled.
 
 from __future__ import annotations
 
-WHOLE_SHARE = 2  # saves larger than 1/n of staging get a window
-WINDOW_SHARE = 4  # each window is 1/n of staging
+WHOLE_SHARE = 2  # saves larger than 1/WHOLE_SHARE of staging get a window
+WINDOW_SHARE = 4  # each window is 1/WINDOW_SHARE of staging
 PARTS = 4  # parts per window
 LEAST = 2  # slots: one to pull from, one to fill
 

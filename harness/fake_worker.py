@@ -51,7 +51,7 @@ class Seen:
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """A worker that serves while it is entered.
+    """A worker that serves inside its `async with`.
 
     An engine step takes `step_s` and generates a token for each running request of one router.
     """

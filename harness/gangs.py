@@ -125,18 +125,18 @@ class Member:
 
         place, own = self._place, self._place.host[0]
         if self._size == 1:
-            await self._host.load(self)
+            await self._host.start(self)
             return
         await self._connect(own, (lambda _: None) if self._limb else self._host.rung)
         world = await self._link.meet(START_S)
         rank = GangRank(place.rank, world.host, world.store_port, own)
         if not self._limb:
-            await self._host.load(self, rank, self._link.ring)
+            await self._host.start(self, rank, self._link.ring)
             return
         self._host = LimbHost(replace(self._plan, gang=rank))
         self._link.lost.add_done_callback(lambda _: os._exit(1))  # as a limb's process does
         self._host.failed.add_done_callback(lambda _: os._exit(1))
-        await self._host.load()
+        await self._host.start()
 
     async def _connect(self, own: str, rung: Any) -> None:
         from baton import rpc

@@ -106,7 +106,7 @@ def _ray(network: Network, environment: Mapping[str, str], name: str, core: int,
     return network.host(name, command, env=environment, cwd=ROOT, shm_mib=512, setup=setup)
 
 
-def _cluster_file(folder: Path, routers: int, sections: Mapping[str, Any]) -> Path:
+def _cluster_file(folder: Path, routers: int, die: bool, sections: Mapping[str, Any]) -> Path:
     """Write cluster.yaml: prefill on the first host, decode on any other. `sections` override it."""
     sides = {
         f"{role}_config": {
@@ -119,6 +119,8 @@ def _cluster_file(folder: Path, routers: int, sections: Mapping[str, Any]) -> Pa
     own = {
         "router_config": {"deployment_config": {"num_replicas": routers}},
         "engine": ENGINE,
+        # Each host shares its one core with other tests, and a worker that is late must not seem lost.
+        "scheduler": {"worker_lease_s": 2.0 if die else 15.0},
         "handoff": {"staging_mib": 64},
     }
     path = folder / "cluster.yaml"
@@ -130,8 +132,8 @@ def _cluster_file(folder: Path, routers: int, sections: Mapping[str, Any]) -> Pa
 def ray_hosts(folder: Path, routers: int = 1, *, die: bool = False, **sections: Any) -> Iterator[RayHosts]:
     """Run a deployment on two hosts during the block. Yield it when it is ready.
 
-    die: a host will die, which Ray should notice soon. sections: replace sections of cluster.yaml, which
-    serves the demo model with prefill and decode on separate hosts.
+    die: a host will die, which Ray and the scheduler should notice soon. sections: replace sections of
+    cluster.yaml, which serves the demo model with prefill and decode on separate hosts.
     """
     environment = {**os.environ, **RAY, **(QUICK if die else {}), "BATON_SECURITY__CA": str(folder / "ca")}
     with Network(folder) as network:
@@ -148,7 +150,7 @@ def ray_hosts(folder: Path, routers: int = 1, *, die: bool = False, **sections: 
         second = _ray(network, environment, "second", cores[-1], f"--address={address}")
         output = folder / "up.log"
         with output.open("wb") as out:
-            file, logs = _cluster_file(folder, routers, sections), folder / "logs"
+            file, logs = _cluster_file(folder, routers, die, sections), folder / "logs"
             command = [str(BATON), "ray", "up", str(file), "--log-dir", str(logs)]
             up = first.start([*command, "--address", address], env=environment, cwd=ROOT, out=out)
         one = RayHosts(network, first, second, up, output, environment)

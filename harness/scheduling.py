@@ -24,7 +24,7 @@ from baton.scheduler.roster import Roster
 from baton.scheduler.types import Booking, Reserved, RouterReport
 from baton.scheduler.worker_session import WorkerSession
 from baton.services.config import PolicySettings, SchedulerSettings
-from harness.support import PATIENCE, eventually, free_port, listening
+from harness.support import PATIENCE, eventually, free_port, freeze, listening
 
 LEASE_S = 30.0  # longer than a test
 
@@ -249,7 +249,7 @@ class RedisServer:
 
     def hang(self) -> None:
         """Stop the process, with its connections open, until `wake`."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def wake(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

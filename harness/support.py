@@ -54,6 +54,22 @@ def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_
         time.sleep(every_s)
 
 
+def freeze(pid: int) -> None:
+    """Send SIGSTOP, and return when the process has stopped.
+
+    On a busy machine that takes a while: until then it handles what comes, even a later SIGTERM.
+    """
+    os.kill(pid, signal.SIGSTOP)
+
+    def stopped() -> bool:
+        with contextlib.suppress(OSError):  # a thread has just ended
+            threads = [one.read_text() for one in Path(f"/proc/{pid}/task").glob("*/stat")]
+            return {one.rpartition(") ")[2][0] for one in threads} == {"T"}
+        return False
+
+    eventually(stopped, 10, f"{pid} has stopped", every_s=0.002)
+
+
 # Each pytest worker has its own range of ports, below the kernel's ephemeral ports.
 _PORTS_EACH = 4_000
 _first_port = 10_000 + _PORTS_EACH * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5)

@@ -476,20 +476,20 @@ class Shared(_message.Message):
     def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class Booking(_message.Message):
-    __slots__ = ("attempt", "prefill_worker_id", "decode_worker_id", "prompt_tokens", "blocks", "read")
+    __slots__ = ("attempt", "prefill_worker_id", "decode_worker_id", "prompt_tokens", "blocks", "prefilled")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    READ_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_FIELD_NUMBER: _ClassVar[int]
     attempt: Attempt
     prefill_worker_id: str
     decode_worker_id: str
     prompt_tokens: int
     blocks: int
-    read: bool
-    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., read: _Optional[bool] = ...) -> None: ...
+    prefilled: bool
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., prefill_worker_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., prefilled: _Optional[bool] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("request_id", "epoch")

@@ -48,7 +48,7 @@ class Placement:
     prompt_tokens: int = 0  # booked on the worker that runs the prompt
     blocks: int = 0  # KV-cache blocks booked on the decode worker
     moved: bool = False  # placed by a scheduler other than the router's home
-    alone: bool = False  # chosen here, from a snapshot, without a scheduler
+    from_snapshot: bool = False  # chosen here, without a scheduler
     scheduler: str = ""  # address of the scheduler that chose
     scheduler_s: float = 0.0  # time that the scheduler took
 
@@ -62,7 +62,7 @@ class SchedulerClient:
     def __init__(self, address: str, *, router_id: str = "", policy: PolicyOptions | None = None) -> None:
         """Use the schedulers at `address`: host:port, or several separated by commas.
 
-        `place_alone` needs `policy`. The first snapshot raises BadPolicy if it is invalid.
+        `place_from_snapshot` needs `policy`. The first snapshot raises BadPolicy if it is invalid.
         """
         self.address = address
         self.router_id = router_id
@@ -112,7 +112,7 @@ class SchedulerClient:
         moved = self.schedulers > 1 and scheduler is not self._schedulers.owner(self.router_id)
         return self._held(need, reply.placement, scheduler.address, moved=moved, scheduler_s=reply.took_s)
 
-    def place_alone(self, need: Need) -> Placement:
+    def place_from_snapshot(self, need: Need) -> Placement:
         """Place from the last snapshot, without a scheduler; schedulers are told as soon as they answer.
 
         Raises NoCapacity, and SchedulerUnavailable without a recent snapshot.
@@ -122,7 +122,7 @@ class SchedulerClient:
             raise SchedulerUnavailable(f"scheduler at {self.address} does not answer, and no worker is known")
         if isinstance(assigned, NoChoice):
             raise NoCapacity(assigned.code, assigned.message, ALONE_RETRY_S)
-        return self._held(need, placement_to_wire(assigned, self.standby.lease_s), alone=True)
+        return self._held(need, placement_to_wire(assigned, self.standby.lease_s), from_snapshot=True)
 
     def _held(self, need: Need, placed: pb.Placement, scheduler: str = "", **how: Any) -> Placement:
         """Keep a placement's booking alive."""
@@ -150,7 +150,7 @@ class SchedulerClient:
         return placement
 
     async def refresh(self, load: pb.RouterLoad | None = None, reached: Container[str] = ()) -> str:
-        """Get a new snapshot for `place_alone`, and report this router's `load`. Call it every second.
+        """Get a new snapshot for `place_from_snapshot`; report this router's `load`. Call it every second.
 
         `reached`: ids of the workers that this router can reach. Returns the log level that an operator set
         for this router, or an empty string.

@@ -18,7 +18,7 @@ from baton.levels import LEVELS
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.store import Store
 
-LEASE_S = 60.0  # s for which a dead process stays a scrape target, so Prometheus reports it as down
+LEASE_S = 60.0  # how long a dead process stays a scrape target, so Prometheus reports it as down
 TELL_S = 10.0  # between writes of an unchanged entry to the store
 LOOK_S = 2.0  # between reads of other schedulers' entries
 GONE_S = 0.001  # lease of a process that is leaving

@@ -121,7 +121,7 @@ class Roster:
         return tuple(worker_id for worker_id, gone in self._gone.items() if gone.over)
 
     def drain(self, names: Iterable[str]) -> None:
-        """Place no more requests on workers with exactly these names, present or future."""
+        """Drain the workers with these names, present or future, and undrain all others."""
         drained = frozenset(names)
         if drained == self._drained:
             return
@@ -184,7 +184,7 @@ class Peers:
         self._best = {method: sorted(all_of_it, reverse=True)[:2] for method, all_of_it in found.items()}
 
 
-HELD_UP_S = 2.0  # s without a tick: the process was stopped or starved, and heartbeats may still be unread
+HELD_UP_S = 2.0  # without a tick: the process was stopped or starved, and heartbeats may still be unread
 
 
 class Settling:

@@ -309,7 +309,7 @@ def booking_from_wire(message: pb.Booking, router_id: str) -> Booking:
         decode_id=message.decode_worker_id,
         prompt_tokens=message.prompt_tokens,
         blocks=message.blocks,
-        prefilled=message.read,
+        prefilled=message.prefilled,
     )
 
 
@@ -320,5 +320,5 @@ def booking_to_wire(booking: Booking) -> pb.Booking:
         decode_worker_id=booking.decode_id,
         prompt_tokens=booking.prompt_tokens,
         blocks=booking.blocks,
-        read=booking.prefilled,
+        prefilled=booking.prefilled,
     )

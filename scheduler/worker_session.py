@@ -1,6 +1,6 @@
 """Keep a worker registered with all schedulers: registrations, heartbeats, drains, and leaving.
 
-The worker's process runs this (services/worker/node.py).
+The worker's process runs this (services/worker/process.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable
 from baton.scheduler.types import place_of
 from baton.tasks import stop
 
-HURRY_S = 0.1  # s between heartbeats while the scheduler lacks much of the block log
-RETRY_S = 0.5  # s between attempts to register at start
-CLOSE_S = 1.0  # s for deregistering
+HURRY_S = 0.1  # between heartbeats while the scheduler lacks much of the block log
+RETRY_S = 0.5  # between attempts to register at start
+CLOSE_S = 1.0  # for deregistering
 EPOCH_TRIES = 3  # registrations in a row that may be refused for a later epoch
-# s for which a scheduler's last answer about a drain stays valid after it has gone silent. Another scheduler
+# How long a scheduler's last answer about a drain stays valid after it has gone silent. Another scheduler
 # that was started while Redis was down may not know of the drain.
 WORD_S = 60.0
 

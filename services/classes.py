@@ -1,8 +1,8 @@
 """Define service classes: their order, and the share that each is guaranteed (docs/classes.md).
 
 A class with a lower `priority` goes first, as in vLLM: in the router's queue, for a worker's last slots, in
-the engine's queue and within a step. No class starves: each has a `share`, and after `patience_s` its
-requests are no longer overtaken.
+the engine's queue and within a step. No class starves: each has a `share`, and goes first once its
+requests have waited in vain for `patience_s`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class ClassSettings(BaseModel):
     preemptible: bool = False
     """Whether an engine may preempt requests of this class. They continue later, with the same answer."""
     patience_s: Patience = 30.0
-    """After waiting this many seconds, a request goes before later ones of all classes."""
+    """In the router's queue, the class goes before all others if none of its waiting requests was placed for
+    this many seconds; in an engine's, its requests go before all that arrive more than about this much
+    later."""
 
 
 class _Interactive(ClassSettings):

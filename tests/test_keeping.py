@@ -44,7 +44,7 @@ OTHERS = {
     "services/worker/gang.py": "waits for one event",
     "services/worker/following.py": "one attempt's call, whose end it is told; and one close",
     "services/worker/limb.py": "waits for one event each",
-    "services/worker/node.py": "waits for one event each",
+    "services/worker/process.py": "waits for one event each",
     "services/worker/servicer.py": "one stream's: the first that ends ends it",
     "services/worker/starting.py": "one start, awaited; waits for one event",
 }

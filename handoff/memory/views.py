@@ -1,7 +1,7 @@
 """The layout of saves in shared memory, for their writer and their readers.
 
     header 0, header 1, ... | padding to a page | record 0, record 1, ...
-                                                ^ Shard.offset
+                                                ^ `offset` of the transports' offers
 
 A slot is a header and its record. A save has one slot per block, in order, or a window of fewer slots, in
 which record r is in slot r % slots once record r - slots has been taken. A header has a ticket, which is the

@@ -13,12 +13,15 @@ from collections.abc import Mapping
 
 from baton.handoff import windows
 
-KEPT_SHARE = 2  # windowed prompts together may keep 1/n of the engine's cache; one alone may keep more
+KEPT_SHARE = 2  # windowed prompts together may keep 1/KEPT_SHARE of the engine's cache, one alone more
 WAIT_S = 3.0  # enough for a few pulls of long prompts
 
 
 class SaveRoom:
-    """Used on the engine's thread. Invariant: a request is promised room, waits for it, or is unknown."""
+    """Promise room in staging. Used on the engine's thread.
+
+    Invariant: a request is promised room, waits for it, or is unknown.
+    """
 
     def __init__(self, cache_blocks: int, wait_s: float = WAIT_S) -> None:
         """cache_blocks: size of the engine's cache."""

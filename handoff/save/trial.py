@@ -30,7 +30,7 @@ SAMPLE_TIMEOUT_S = 5.0  # time to make a sample
 PULL_TIMEOUT_S = 5.0
 EPOCH = 1
 _SAMPLES = 4  # maximum; a further sample ends the oldest
-_SHARE = 8  # a sample takes at most 1/n of free staging
+_SHARE = 8  # a sample takes at most 1/_SHARE of free staging
 
 
 class Trials:

@@ -178,7 +178,7 @@ class SchedulerSide:
         left = request.num_tokens - num_computed
         if prompt.wish.cached and not prompt.refused and (left > most or self._states):
             prompt.refused = True
-            why = "a state has no beginning" if self._states else "it may have been evicted"
+            why = "a state has no prefix" if self._states else "it may have been evicted"
             here = f"the prefix cache of worker {self._config.worker_id!r}"
             lacks = NotCached(f"{here} lacks {left} of {request.num_tokens} tokens: {why}")
             self._saved.append(Saved(request.request_id, prompt.wish.epoch, None, Problem.of(lacks)))

@@ -185,7 +185,7 @@ class Placing:
             if not full:
                 break
             self._placed.sent_back += 1
-            self._placed.sent_back_alone += placement.alone
+            self._placed.sent_back_alone += placement.from_snapshot
             state.excluded.add(full)
             router.placements.finished(state, placement.attempt, "retried")
         else:
@@ -193,7 +193,7 @@ class Placing:
             return None
         until_read = self._draw.uniform(*READ_S)
         rest_s = self._draw.uniform(*(LONG_LIFE_S if self._draw.random() < LONG else LIFE_S)) - until_read
-        if not placement.alone and self._draw.random() < LATE:
+        if not placement.from_snapshot and self._draw.random() < LATE:
             await self._once_more(router, state, placement)
         await asyncio.sleep(until_read)
         self._workers.prefilled(stay, time.monotonic())
@@ -215,7 +215,7 @@ class Placing:
             return None
         self.over.append((began, time.monotonic()))
         self._placed.placed += 1
-        self._placed.alone += placement.alone
+        self._placed.alone += placement.from_snapshot
         attempt = placement.attempt
         self._pairs[attempt.request_id, attempt.epoch] = _pair(placement)
         return placement

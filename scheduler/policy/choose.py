@@ -102,7 +102,7 @@ class Policy:
         """Return the workers for `need`, or the reason why there are none. Has no side effects."""
         if need.encode:
             encoders = view.of(pb.ROLE_ENCODE)
-            return self._alone(encoders, need, self._holders(view, need, pb.ROLE_ENCODE), Side.PREFILL)
+            return self._single(encoders, need, self._holders(view, need, pb.ROLE_ENCODE), Side.PREFILL)
         if need.prompt_tokens < self._limits.handoff_min_tokens:
             return self._choose_one(view, need)
         held = self._holders(view, need, *_GENERATING)
@@ -113,7 +113,7 @@ class Policy:
         return choice
 
     def _choose_one(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
-        choice = self._alone(view.of(pb.ROLE_DECODE, pb.ROLE_MIXED), need)
+        choice = self._single(view.of(pb.ROLE_DECODE, pb.ROLE_MIXED), need)
         if isinstance(choice, NoChoice) and self._keep(view.of(pb.ROLE_DECODE), need, Side.DECODE).lost:
             choice = self._or_else(choice, view.of(pb.ROLE_PREFILL), need, ())
         return choice
@@ -123,11 +123,11 @@ class Policy:
         fewest = self._limits.handoff_min_tokens
         decodes = self._keep(decode, need, Side.DECODE, held)
         if near := [one for one in decodes.workers if need.tokens_for(one.worker_id) < fewest]:
-            choice = self._alone(near, need)
+            choice = self._single(near, need)
             if isinstance(choice, WorkerChoice):
                 return choice
         prefills = self._keep(prefill, need, Side.PREFILL, held)
-        choice = self._alone(decode, need, held) if prefills.lost else self._pair(prefills, decodes, need)
+        choice = self._single(decode, need, held) if prefills.lost else self._pair(prefills, decodes, need)
         if isinstance(choice, WorkerChoice) and choice.prefill:
             choice = self._helped(choice, choice.prefill, decode, need)
         if isinstance(choice, NoChoice):
@@ -139,10 +139,10 @@ class Policy:
     def _or_else(
         self, refusal: NoChoice, workers: Sequence[WorkerRecord], need: Need, held: Holders
     ) -> WorkerChoice | NoChoice:
-        choice = self._alone(workers, need, held)
+        choice = self._single(workers, need, held)
         return choice if isinstance(choice, WorkerChoice) else max(refusal, choice, key=NoChoice.hope)
 
-    def _alone(
+    def _single(
         self, workers: Sequence[WorkerRecord], need: Need, held: Holders = (), side: Side = Side.BOTH
     ) -> WorkerChoice | NoChoice:
         kept = self._keep(workers, need, side, held)

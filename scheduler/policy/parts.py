@@ -142,7 +142,7 @@ class Compatible(PairFilter):
 # left their caches for any shorter queue, and their mean time to first token was 1.5 times as long.
 COMPUTED = 3.0
 
-MEASURED_S = 5.0  # s of prefill before the measured speed is used
+MEASURED_S = 5.0  # time of prefill before the measured speed is used
 GUESSED_SPEED = 5_000.0  # prompt tokens per second
 
 

@@ -108,8 +108,13 @@ def with_settings(*names: str, of: Of = Of.WHOLE) -> Callable[[Callable[..., Non
 
 def flag_name(section: str, key: str) -> str:
     """Return the flag of a key: `--max-model-len` for engine.max_model_len."""
+    return _NAMES.get((section, key)) or usual_flag(section, key)
+
+
+def usual_flag(section: str, key: str) -> str:
+    """Return the flag that a key has by the rule in docs/configuration.md, unless it is an exception."""
     dashed = key.replace("_", "-")
-    return _NAMES.get((section, key)) or (f"--{section}-{dashed}" if section in _PREFIXED else f"--{dashed}")
+    return f"--{section}-{dashed}" if section in _PREFIXED else f"--{dashed}"
 
 
 def gone(flag: str) -> str:

@@ -95,7 +95,7 @@ class ModelSettings(Section):
     autoscale: dict[str, Any] = Field(default_factory=dict)
     slo: dict[str, Any] = Field(default_factory=dict)
     router: dict[str, Any] = Field(default_factory=dict)
-    """Only chat_template, flush_ms, frontend, max_waiting, request_timeout_s."""
+    """Only chat_template, flush_ms, frontend, max_waiting and request_timeout_s may be set for a model."""
 
 
 class Settings(BaseModel):
@@ -116,7 +116,9 @@ class Settings(BaseModel):
     ops: OpsSettings = Field(default_factory=OpsSettings)
     fleet: FleetSettings = Field(default_factory=FleetSettings)
     models: dict[ModelName, ModelSettings] = Field(default_factory=dict)
-    log_format: Literal["text", "json"] = "text"
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Format of log lines: text or json (docs/observability.md). It has no flag."
+    )
 
     @property
     def deployment(self) -> str:

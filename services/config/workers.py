@@ -65,7 +65,7 @@ class EngineSettings(Section):
     expert_parallel: bool = False
     """Each rank of a worker or gang has its own experts, instead of a part of every expert."""
     enable_prefix_caching: bool = True
-    """Reuse the KV of prompts with the same beginning."""
+    """Reuse the KV of prompts with the same prefix."""
     tool_call_parser: str | None = None
     """vLLM's parser of tool calls, e.g. hermes."""
     reasoning_parser: str = ""
@@ -156,7 +156,8 @@ class SchedulerSettings(Section):
     max_queued_prompt_tokens: Positive = 32_768
     """Maximum number of prompt tokens queued on one prefill worker; further requests wait in the router."""
     handoff_min_tokens: Count = 0
-    """Shorter prompts are prefilled on the decode worker, without a handoff."""
+    """A prompt of which a decode worker has to compute fewer tokens than this is prefilled there, without a
+    handoff."""
     idle_decode_tokens: Count = 8_192
     """Maximum number of prompt tokens that an idle decode worker prefills itself at a time while prefill
     workers have queues; 0 turns this off. Classes that give way do not use it."""
@@ -185,7 +186,7 @@ class SchedulerSettings(Section):
 
     @property
     def prefix_pull_s(self) -> float:
-        """A prefill worker pulls a prompt's beginning from another one if that saves so much computing."""
+        """A prefill worker pulls a prompt's prefix from another one if that saves so much computing."""
         return PREFIX_PULL_S
 
     @field_validator("store")

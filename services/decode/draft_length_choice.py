@@ -54,7 +54,7 @@ class _Batch:
     seen_at: dict[int, int] = field(default_factory=dict)  # draft length -> number of its last step
 
 
-class DraftLength:
+class DraftLengthChooser:
     """Chooses the draft length of each step. Call it on the engine's thread."""
 
     def __init__(self, limit: int, *, model_tokens: int | None = None) -> None:

@@ -71,7 +71,7 @@ class EngineHost:
         # Limited by services/worker/admission.py, which counts the requests it lets in.
         self._messages: queue.SimpleQueue[Callable[[], bool | None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._loaded: Future[EngineInfo] = Future()
+        self._started: Future[EngineInfo] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: Listener | None = None
         self._engine: Any = None
@@ -88,12 +88,12 @@ class EngineHost:
         self.shelf: Shelf | None = None  # only in an encode worker
         self._lockstep: Lockstep | None = None  # None: not in a gang
         self._ring: Callable[[int], None] | None = None
-        self._load = EngineLoad()
+        self._last_load = EngineLoad()
         self._info: EngineInfo  # set when it is loaded
         self._step_began = 0.0  # time.monotonic; 0 between steps
         self._unseen: set[str] = set()  # requests without any output yet
 
-    async def load(
+    async def start(
         self, listener: Listener, gang: GangRank | None = None, ring: Callable[[int], None] | None = None
     ) -> EngineInfo:
         """Start the thread and load the engine. Raises StartError or ConfigError.
@@ -105,7 +105,7 @@ class EngineHost:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._thread.start()
-        return await asyncio.wrap_future(self._loaded)
+        return await asyncio.wrap_future(self._started)
 
     def submit(self, request: Any) -> None:
         self._messages.put(lambda: self._add(request))
@@ -221,11 +221,11 @@ class EngineHost:
             self._cache_events = cache_events.install(self._engine)
             self._failed_step = failed_step.install(self._engine)  # last, so that it wraps the other patches
             self._lockstep = lockstep_of(self._engine, self._ring_others)
-        except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
-            self._loaded.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 (raised where `start` is awaited)
+            self._started.set_exception(error)
             return
         self._info = info_of(self._engine)
-        self._loaded.set_result(self._info)
+        self._started.set_result(self._info)
         try:
             self._step_until_stopped()
         except BaseException as error:
@@ -383,8 +383,8 @@ class EngineHost:
             step.blocks = self.shelf.take_changes()
         step.shared = self._shared(step)
         step.load = load_of(engine, self._info)
-        if step.matters or step.load != self._load:
-            self._load = step.load
+        if step.matters or step.load != self._last_load:
+            self._last_load = step.load
             self._tell(lambda listener: listener.on_step(step))
         return step
 

@@ -22,23 +22,23 @@ class LimbHost:
         self._plan = plan
         # The ranks end with the thread that forks them, so this thread runs until the process ends.
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
-        self._loaded: Future[None] = Future()
+        self._started: Future[None] = Future()
         self._loop = asyncio.get_running_loop()
         self._executor: Any = None
         self.failed: asyncio.Future[EngineFailed] = self._loop.create_future()
 
-    async def load(self) -> None:
-        """Load this machine's ranks. Raises StartError or ConfigError."""
+    async def start(self) -> None:
+        """Start and load this machine's ranks. Raises StartError or ConfigError."""
         self._thread.start()
-        await asyncio.wrap_future(self._loaded)
+        await asyncio.wrap_future(self._started)
 
     def _run(self) -> None:
         try:
             self._executor = build_limb(self._plan, self._lost)
-        except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
-            self._loaded.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 (raised where `start` is awaited)
+            self._started.set_exception(error)
             return
-        self._loaded.set_result(None)
+        self._started.set_result(None)
         threading.Event().wait()
 
     def _lost(self) -> None:

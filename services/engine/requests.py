@@ -81,12 +81,12 @@ def prepare(
 
     The tokens generated so far become output, so that penalties, min_tokens and max_tokens count them. A
     PREFILL is cut to one more token by the max_tokens of its Request, while its SamplingParams keep the
-    client's value. A SAVE is a PREFILL of the prompt's beginning, whose token is dropped. Images are put in
+    client's value. A SAVE is a PREFILL of the prompt's prefix, whose token is dropped. Images are put in
     only where the prompt is computed; elsewhere they stay metadata. Raises RequestRefused(MEDIA) for a
     missing image, except for a SAVE whose last block contains none.
 
     complete: the source's message at the end of its prompt. Without it a DECODE with a source reserves room
-    for its KV and waits for its first token, and a PREFILL computes its prompt from the beginning.
+    for its KV and waits for its first token, and a PREFILL computes its whole prompt.
     """
     core = _decode(start)
     decodes, follows = start.phase == PHASE_DECODE, start.HasField("source")

@@ -32,7 +32,7 @@ FIRST_STARTS = 5  # tries to start a part that was never ready: a user is waitin
 MOST_PAUSE_S = 30.0  # longest pause between tries to start a part
 GANG_END_S = 15.0  # time for a gang's other workers to end after one has; they need less than a second
 NOTICE_S = 1.0  # longest wait: a signal that comes just before a wait does not interrupt it
-OWN_LOGS = ("supervisor", "node")  # logs of this process itself, if a program started it
+OWN_LOGS = ("supervisor", "node")  # logs of this process itself, if Ray or another program's `LLM` started it
 
 NEW_PROGRAMS = (
     "CUDA is initialised in this process, as where NVML cannot count the GPUs (MIG), and would not survive a "
@@ -256,7 +256,7 @@ class Parts:
             self.say(part.name, f"runs without a log: {part.child.log_problem}")
 
     def _not_started(self, part: Part, error: OSError) -> None:
-        """Try again later. Raises StartError if a part that was never ready cannot be started."""
+        """Try again later. Raises StartError after FIRST_STARTS tries if the part was never ready."""
         part.failed_starts += 1
         why = f"this machine cannot start another process: {error.strerror or error}"
         if part.failed_starts >= FIRST_STARTS and not part.proven and not part.ordered:

@@ -1,9 +1,9 @@
 """The process that runs a deployment for another Python process; started by deployment.py, never by hand.
 
-It is a separate process because a supervisor forks engines, which is not safe in a process with threads or a
-used GPU. It stops on SIGTERM or when its owner dies, which a pidfd reports. (PR_SET_PDEATHSIG would report
-the end of the thread that started it.) stdin: one JSON object, `Order`. stderr: its log. stdout: a JSON line
-for each event: those of `supervise`, or "failed" (kind, text).
+It is a separate process because a supervisor forks engines, which is not safe in a process that has threads
+or has used a GPU. It stops on SIGTERM or when its owner dies, which a pidfd reports. (PR_SET_PDEATHSIG would
+report the end of the thread that started it.) stdin: one JSON object, `Order`. stderr: its log. stdout:
+a JSON line for each event: those of `supervise`, or "failed" (kind, text).
 """
 
 from __future__ import annotations

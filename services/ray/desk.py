@@ -1,7 +1,7 @@
 """The actor that shows a deployment's state to other processes and takes their orders.
 
 The loop (deployment.py) publishes its state here at each turn, and fetches orders. The actor holds only a
-copy, so nothing is lost when it restarts.
+copy, so a restart loses at most an order that was not fetched.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def namespace(topic: str) -> str:
 
 
 class Desk:
-    """The last published state, and orders not yet taken. Runs as an actor."""
+    """The last published state, and the orders so far, merged. Runs as an actor."""
 
     def __init__(self) -> None:
         self._status: dict[str, Any] = {}

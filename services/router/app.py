@@ -1,4 +1,4 @@
-"""Run a router's process: `run_router` assembles its parts and serves.
+"""Run a router's process: check the settings, open the sockets, then let serving.py assemble the parts.
 
 services/fleet/routers.py runs a router with several processes (router.processes).
 """

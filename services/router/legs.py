@@ -151,7 +151,7 @@ class PrefillLeg(Leg):
         return failure
 
     def settle_prefix(self) -> None:
-        """Record how the prefix pull ended. `_end` would be too early: the same reply may report the load."""
+        """Record how the prefix pull ended. `_end` is too early: the same reply may report the load."""
         if self._prefix is not None and self.over.done():
             self._prefix.over(self.failure)
 

@@ -63,7 +63,7 @@ class RouterMetrics(Metrics):
         "Bytes of prepared images sent to workers, by their role when the stream began", "role"
     )
     image_pixels = gauge("Pixels of decoded images that vLLM has not prepared yet")
-    _images_seconds = histogram("Time to fetch and decode a request's images, with waits")
+    _images_seconds = histogram("Time to fetch and decode a request's images, including waits")
     _images_computed = counter(
         "Images computed for prompts: encode (on an encode worker), held (it had them), prompt (with it)",
         "where",
@@ -120,7 +120,7 @@ class RouterMetrics(Metrics):
     def placed(self, placement: Placement, took_s: float) -> None:
         self._placements.labels("pair" if placement.prefill else "alone").inc()
         self._placements_moved.inc(placement.moved)
-        self._placements_without_scheduler.inc(placement.alone)
+        self._placements_without_scheduler.inc(placement.from_snapshot)
         self._placement_seconds.observe(took_s)
 
     def watch_workers(self, known: Callable[[], Iterable[str]]) -> None:

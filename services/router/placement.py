@@ -155,7 +155,10 @@ class Placements:
             encode=True,
         )
         try:
-            placed = self._client.place_alone(need) if prompt.alone else await self._client.place(need)
+            if prompt.from_snapshot:
+                placed = self._client.place_from_snapshot(need)
+            else:
+                placed = await self._client.place(need)
         except NoCapacity:
             return None
         except (SchedulerUnavailable, Refused):
@@ -220,7 +223,7 @@ class Placements:
             raise NotAdmitted(why, Why.REFUSED) from None
         state.epoch += 1
         try:
-            return self._client.place_alone(need_of(state, self._client.router_id, exclude, service))
+            return self._client.place_from_snapshot(need_of(state, self._client.router_id, exclude, service))
         except SchedulerUnavailable:
             raise problem from None
 

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from baton.attempts import BEGINNING_S, prefix_id
+from baton.attempts import PREFIX_WAIT_S, prefix_id
 from baton.protos import scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
 from baton.services.router.errors import WorkerUnreachable
@@ -159,7 +159,7 @@ class Prefix(StreamListener):
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
         self._saved = not saved.problem
-        if time.monotonic() > self._state.timings.prefix_asked + BEGINNING_S:
+        if time.monotonic() > self._state.timings.prefix_asked + PREFIX_WAIT_S:
             self._on_lost = None  # the prefill worker has stopped waiting for the prefix
         self._answered("not_kept" if saved.problem else "")
 

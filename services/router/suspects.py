@@ -1,4 +1,4 @@
-"""Isolate suspects (requests under which an engine failed), and refuse repeats of convicted requests.
+"""Isolate suspects (requests that were running when an engine failed), and refuse repeats of convicted ones.
 
 `Suspicion` decides when a request is tried alone in an engine, for how long, and when it is convicted.
 `Quarantine` tries a router's suspects one after another, on one worker as long as it works: preferably on the

@@ -7,8 +7,9 @@ worker go before all others, because their clients see a stalled stream.
 
 Each class has a queue. A lower priority number goes first; other classes may fill only a part of the workers
 and of this queue (`ServiceClass.room`). A class is owed a slot if it has less than its share of the running
-requests, or has waited for `patience_s`: its next request is placed as one of the first class. Choosing the
-next request takes time proportional to the number of waiting tenants. Not thread-safe.
+requests, or if none of its waiting requests was placed for `patience_s`: its next request is placed as one of
+the first class. Choosing the next request takes time proportional to the number of waiting tenants. Not
+thread-safe.
 """
 
 from __future__ import annotations

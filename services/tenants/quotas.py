@@ -191,10 +191,10 @@ _NOUNS = {
 }
 
 
-# One limit of one owner: first in this router's own count (`_here`), then in the count that all routers
-# share. Taking returns None on success, or else the seconds until it may succeed. Giving back is never
-# refused, even a negative amount. The router's own count is never above the shared one, so its refusal saves
-# a Redis call. While Redis is down, only the router's own count applies.
+# One limit of one owner: first in this router's own count (`take_here`, `give_here`), then in the count that
+# all routers share. Taking returns None on success, or else the seconds until it may succeed. Giving back is
+# never refused, even a negative amount. The router's own count is never above the shared one, so its refusal
+# saves a Redis call. While Redis is down, only the router's own count applies.
 Limit = Rate | SlotLimit
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from baton.attempts import BEGINNING_S
+from baton.attempts import PREFIX_WAIT_S
 from baton.handoff.reports import Problem
 from baton.protos.handoff_pb2 import EmbeddingManifest, Manifest
 from baton.protos.worker_pb2 import PHASE_ENCODE, PHASE_PREFILL, PHASE_SAVE, Complete, Failed, Start
@@ -92,7 +92,7 @@ class Entrance:
                 Failed.CODE_INVALID, "a source needs an address and a key, and is for a PREFILL or a DECODE"
             )
         held = start.phase == PHASE_PREFILL
-        within_s: float | None = BEGINNING_S
+        within_s: float | None = PREFIX_WAIT_S
         if not held:
             attempt.prepared = self._prepare(attempt, start, None)
             held, within_s = attempt.prepared.late, start.left_s or None
@@ -129,7 +129,7 @@ class Entrance:
 
     def do_without(self, attempt: RunningAttempt, problem: Problem) -> None:
         self._metrics.on_not_loaded(problem)
-        logger.info("a prompt is computed from its beginning: %s", problem, extra=attempt.log_fields)
+        logger.info("a prompt is computed without a pulled prefix: %s", problem, extra=attempt.log_fields)
 
     def _encode(self, attempt: RunningAttempt, start: Start) -> None:
         attempt.prepared = self._prepare(attempt, start, None)

@@ -1,14 +1,14 @@
-"""The state machine of an attempt whose KV, or the KV of its prompt's beginning, comes from another worker.
+"""The state machine of an attempt whose KV, or the KV of its prompt's prefix, comes from another worker.
 
 A DECODE is in the engine from its Start on, with its blocks reserved. Two kinds of requests are held here
 until the source has completed: those that need their first token to be built (`Prepared.late`), and prompts
-whose beginning is pulled; these can also be computed whole. TRANSITIONS and OPTIONAL encode this picture:
+whose prefix is pulled; these can also be computed whole. TRANSITIONS and OPTIONAL encode this picture:
 
     ASKED ──begun──► BEGUN ──complete──► COMPLETE ──loaded──► LOADED
       └──────────────────complete───────────▲
     ASKED, BEGUN ──refused, lost, late, wrong, failed──► OVER ◄──wrong, failed── COMPLETE
     all but OVER ──cancelled──► OVER
-    a prompt's beginning: ASKED, BEGUN ──refused, lost, late, wrong──► WHOLE ◄──wrong── COMPLETE
+    a prompt's prefix: ASKED, BEGUN ──refused, lost, late, wrong──► WHOLE ◄──wrong── COMPLETE
 
 Used on the event loop's thread. An attempt is submitted once and gets its token once.
 """

@@ -43,7 +43,7 @@ _HEAVY = (
     "vllm.model_executor.layers.quantization.online.base",
     "baton.handoff.vllm.connector",
     "baton.kernels.kv_pack.cpu",
-    "baton.services.worker.node",
+    "baton.services.worker.process",
     "baton.services.worker.servicer",
 )
 
@@ -61,7 +61,7 @@ def run_worker(settings: Settings, role: str) -> None:
     lost). SIGTERM, SIGINT and SIGHUP drain the worker; a second SIGTERM or SIGINT ends the process at once.
     """
     from baton.services.worker.limb import Limb
-    from baton.services.worker.node import Node
+    from baton.services.worker.process import WorkerProcess
 
     worker_id = settings.worker.worker_id or f"{role}-{socket.gethostname()}-{os.getpid()}"
     names = worker_id, worker_id.removesuffix(f".{os.getpid()}")  # as `baton up` names its workers
@@ -87,7 +87,10 @@ def run_worker(settings: Settings, role: str) -> None:
         if house is None:
             run = Limb(settings, the_role, worker_id, fingerprint, preload, adapters=adapters).run
         else:
-            run = Node(settings, the_role, names, fingerprint, preload, adapters=adapters, house=house).run
+            process = WorkerProcess(
+                settings, the_role, names, fingerprint, preload, adapters=adapters, house=house
+            )
+            run = process.run
         status = asyncio.run(run())
     except EngineFailed as error:
         # `leave` does not wait for threads and ranks, which may hang.

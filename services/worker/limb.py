@@ -92,7 +92,7 @@ class Limb:
         )
         host = LimbHost(plan)
         logger.info("loading %s for %s", self._settings.engine.model, gang.life)
-        await unless_stopped(host.load(), "loading", stop, gang)
+        await unless_stopped(host.start(), "loading", stop, gang)
         gang.serve()
         logger.info("ready")
         await self._serve(stop, gang, host.failed)
@@ -107,7 +107,7 @@ class Limb:
         for task in ends:
             task.cancel()
         if not failed.done() and not link.lost.done():
-            link.tell(gang_pb2.STAGE_DRAINED)  # which also lets the others drain
+            link.tell(gang_pb2.STAGE_DRAINED)  # also lets the others drain
             # The worker drains for drain_timeout_s, and then waits as long again for the gang.
             await gang.drained(2 * self._settings.worker.drain_timeout_s, failed)
         if failed.done():

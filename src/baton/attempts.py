@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_EPOCH = 2**31  # far above any real epoch
-EPOCH_KEEP_S = 60  # s for which a request's last epoch is remembered; no call takes longer
-BEGINNING_S = 1.0  # s for a source to save a prompt's prefix; after that the whole prompt is computed
+EPOCH_KEEP_S = 60  # how long a request's last epoch is remembered; no call takes longer
+PREFIX_WAIT_S = 1.0  # for a source to save a prompt's prefix; after that the whole prompt is computed
 
 
 @dataclass(frozen=True, slots=True)

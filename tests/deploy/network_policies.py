@@ -127,7 +127,7 @@ def _has_port(allowed, port, names):
 
 def _has_peer(allowed, place, own_namespace):
     for one in allowed or ():
-        if "ipBlock" in one:  # which may contain any address
+        if "ipBlock" in one:  # it may contain any address
             return True
         selector = one.get("namespaceSelector", {"matchLabels": {NAMESPACE_NAME: own_namespace}})
         if (

@@ -30,7 +30,7 @@ def test_a_group_is_a_gang_that_ends_as_one(manifests):
         assert "leaderTemplate" not in group
         gang = gang_of(worker.settings)
         assert (gang.name, gang.rank, gang.size) == ("0f3a", 1, group["size"])
-        assert not is_limb(worker.settings)  # which would not answer its probes
+        assert not is_limb(worker.settings)  # a limb would not answer its probes
         roles.check(roles.role(worker.name), worker.settings)
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.services.cli.flags import flag_name
 from baton.services.config import Settings
 from harness.support import ROOT
 from tests.docs.pages import PAGES
@@ -12,6 +13,7 @@ PRODUCT = ("services", "autoscale", "scheduler", "handoff")
 PATH = re.compile(rf"(?:{FOLDERS})/[\w./-]*")
 WRITTEN = "bench/results/"  # benches write files there
 MODULE = re.compile(r"(?:baton|bench|harness|tests)(?:\.\w+)+")
+NAME_IN_FILE = re.compile(r"`(\w[\w.]*)(?:\(\))?` (?:in |\()`([\w./-]+\.(?:py|proto))`")
 FUNCTION = re.compile(r"((?:\w+\.)?\w+)\(\)")
 SETTING = re.compile(r"(\w+)\.([a-z]\w*)(?:\.\w+)*")
 
@@ -21,7 +23,7 @@ METRIC = re.compile(r"\b(baton_(?:router|scheduler|worker)_\w+?)(?:_sum|_count|_
 
 
 def _is_defined(name, source):
-    definition = rf"^ *(?:(?:async )?def|class) {name}\b|^ *{name}\b[^=\n]* = "
+    definition = rf"^ *(?:(?:async )?def|class|message) {name}\b|^ *{name}\b[^=\n]* = "
     return bool(re.search(definition, source, re.MULTILINE))
 
 
@@ -55,6 +57,16 @@ def test_paths_and_modules_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
+def test_names_are_in_their_files(page):
+    """Where a page says "`name` in `file`" or "`name` (`file`)", the file defines that name."""
+    missing = []
+    for name, file in NAME_IN_FILE.findall(page.prose):
+        source = (ROOT / file).read_text()
+        missing += [f"{one} in {file}" for one in name.split(".") if not _is_defined(one, source)]
+    assert not missing, f"{page.name}: these files do not define what the page says: {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
 def test_settings_exist(page):
     unknown = []
     for code in page.code:
@@ -66,6 +78,19 @@ def test_settings_exist(page):
         if keys is not None and found[2] not in keys:
             unknown.append(code)
     assert not unknown, f"{page.name} names settings that are not there: {unknown}"
+
+
+def test_flags_follow_from_the_configuration_page():
+    """A key's flag is the one that the page names, or else the one by the rule that the page states."""
+    text = PAGES["docs/configuration.md"].text
+    prefixed = re.findall(r"\w+", re.search(r"in the sections ([\w, \n]+) it begins", text)[1])
+    listed = re.findall(r"^- `(\w+)\.(\w+)(?:: [^`]*)?`(?: \(`([^`]+)`\))?:", text, re.MULTILINE)
+    told = {}
+    for section, key, named in listed:
+        dashed = key.replace("_", "-")
+        told[section, key] = named or (f"--{section}-{dashed}" if section in prefixed else f"--{dashed}")
+    assert {section for section, _ in told} >= {"engine", "router", "handoff"}
+    assert told == {pair: flag_name(*pair) for pair in told}
 
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())

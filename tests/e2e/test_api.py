@@ -224,7 +224,7 @@ def test_seeds_reproduce_beside_others_that_draft(one_pair, clients):
 
 
 def test_the_answers_were_drafted(one_pair):
-    """Otherwise this module would compare nothing. On a busy machine `auto` may pause drafting, so retry."""
+    """Without drafts this module would compare nothing. On a busy machine `auto` may pause them: retry."""
     client, accepted = one_pair.client(), 0
 
     def enough():

@@ -131,7 +131,7 @@ def test_a_taken_port(tmp_path, command):
 
 
 def test_a_scheduler_that_is_not_there(tmp_path):
-    constants = {"baton.services.worker.node:SCHEDULER_WAIT_S": 2.0}
+    constants = {"baton.services.worker.process:SCHEDULER_WAIT_S": 2.0}
     said = fails_forked(tmp_path, *worker("mixed", scheduler="127.0.0.1:9"), constants=constants)
     assert "127.0.0.1:9" in said
     assert "scheduler" in said

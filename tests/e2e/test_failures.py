@@ -15,7 +15,7 @@ from harness.deployment import MODEL_NAME, deployment, free_blocks, idle
 from harness.fake_worker import until
 from harness.greedy import GREEDY, ask
 from harness.prompts import prompts
-from harness.support import CALL_S, PATIENCE, QUICK, eventually
+from harness.support import CALL_S, PATIENCE, QUICK, eventually, freeze
 
 LONG = {"max_tokens": 900, **GREEDY}
 LEASE_S = 2.0  # lease of workers; a hung one is noticed after this
@@ -71,7 +71,7 @@ def dead(victim, how):
         victim.kill()
         yield
         return
-    victim.suspend()
+    freeze(victim.pid)
     try:
         yield
     finally:
@@ -265,7 +265,7 @@ def test_without_a_scheduler_requests_continue(two_pairs):
     two_pairs.start("standby", "scheduler")  # fails: the port is taken
     assert two_pairs.processes["standby"].wait(20 * PATIENCE) != 0
     scheduler = two_pairs.scheduler_process()
-    scheduler.suspend()
+    freeze(scheduler.pid)
     try:
         for _ in range(4):
             code, text = status()

@@ -19,7 +19,7 @@ from harness.greedy import GREEDY, token_ids
 from harness.pictures import data_url, noise, png, saved
 from harness.scheduling import until
 from harness.scrape import samples
-from harness.support import CALL_S, eventually
+from harness.support import CALL_S, eventually, freeze
 
 MODEL = VISIONS["qwen2.5-vl"]
 TOKENS = 20
@@ -275,7 +275,7 @@ async def test_a_worker_dies_before_the_answer(with_encoder, expected, role):
         with_encoder.worker(each)
     victim = with_encoder.worker_process(with_encoder.worker(role)["identity"]["worker_id"])
     async with with_encoder.async_client(timeout=BACK_S) as client:
-        victim.suspend()
+        freeze(victim.pid)
         asking = asyncio.create_task(ask(client, ENCODED[role]))
 
         async def booked():

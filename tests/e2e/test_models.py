@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from harness.deployment import MODEL, deployment, status_of
-from harness.support import eventually, free_port
+from harness.support import eventually, free_port, freeze
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 START_S = 30.0
@@ -57,7 +57,7 @@ def test_one_address_serves_both_and_one_while_the_other_is_dead(two):
 
     health = f"{two.url}/health?model=plain"
     worker = psutil.Process(int(workers["plain"][0].rpartition(".")[2]))
-    worker.suspend()  # because a killed worker may be replaced before it is missed
+    freeze(worker.pid)  # because a killed worker may be replaced before it is missed
     eventually(lambda: status_of(health) == 503, START_S, "plain has no worker")
     with pytest.raises(openai.InternalServerError, match="model 'plain': ") as refused:
         ask(client, "plain")

@@ -152,7 +152,7 @@ def configuration(model, port, folder):
 
 
 def test_a_gang_answers_like_one_engine_and_comes_back_as_one(served):
-    """A member is killed under a stream: the other ends too, and both return."""
+    """A member is killed during a stream: the other ends too, and both return."""
     assert "decode-0     asks for 1 CPU" in served.text
 
     async def run():

@@ -12,7 +12,7 @@ from harness.deployment import MODEL_NAME, deployment, idle
 from harness.fake_worker import until
 from harness.greedy import ask
 from harness.prompts import prompts
-from harness.support import CALL_S, QUICK, eventually
+from harness.support import CALL_S, QUICK, eventually, freeze
 
 FLIPS = 4
 AT_ONCE = 4  # requests
@@ -149,7 +149,7 @@ async def test_a_prefill_worker_covers_for_lost_decode_workers(trio):
     async with trio.async_client() as client:
         expected = await ask(client, prompts()[8], max_tokens=20)
         for process in decode:
-            process.suspend()
+            freeze(process.pid)
         try:
             await until(lambda: not trio.workers("decode"), "the decode workers are lost", CALL_S)
             assert await ask(client, prompts()[8], max_tokens=20) == expected

@@ -12,7 +12,7 @@ from harness.greedy import GREEDY, Load, ask
 from harness.prompts import prompts
 from harness.scheduling import RedisServer, until
 from harness.scrape import total
-from harness.support import PATIENCE, free_port, listener
+from harness.support import PATIENCE, free_port, freeze, listener
 
 CLIENTS = 3
 MORE = 5  # answers in each phase
@@ -30,7 +30,7 @@ async def disturb(one, ports):
         told = await operator.describe()
         assert len(told.schedulers) == 2
         paused = listener(ports[1])
-        paused.send_signal(signal.SIGSTOP)
+        freeze(paused.pid)
         await load.more(MORE)
         paused.send_signal(signal.SIGCONT)
         await load.more(MORE)

@@ -17,7 +17,7 @@ from harness.deployment import MODEL_NAME, START_S, Deployment, deployment
 from harness.greedy import GREEDY, Load, ask
 from harness.prompts import prompts
 from harness.scheduling import RedisServer
-from harness.support import eventually
+from harness.support import eventually, freeze
 
 WORKER_LEASE_S = 2.0
 LEASE_S = 3 * WORKER_LEASE_S  # of placements
@@ -103,7 +103,7 @@ async def the_scheduler_dies(site):
 async def the_scheduler_hangs(site):
     """Stop the scheduler for longer than workers' leases, so that all workers seem dead to it."""
     process = site.scheduler()
-    process.suspend()
+    freeze(process.pid)
     hung = time.monotonic()
     try:
         yield

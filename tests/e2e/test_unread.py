@@ -87,7 +87,7 @@ def test_it_serves_whatever_becomes_of_its_output(tmp_path):
         shutil.rmtree(logs)
         one.worker_process(second).kill()
         third = another_worker(one, first, second)
-        assert "ready on" in (logs / "mixed-0.log").read_text()
+        eventually(lambda: "ready on" in (logs / "mixed-0.log").read_text(), 10, "it writes its log")
 
         named = {**os.environ, **dict.fromkeys(PROXIES, proxy)}
         status = [BATON, "status", "--scheduler", one.scheduler_address]

@@ -318,7 +318,7 @@ def _ticket(rng, entry, stage):
 
 
 def stream(rng, stage):
-    """Send records that were not requested."""
+    """Spoil the stream of chunks: their order, places, sizes, digests or bytes."""
     with stage.source.staging.opened(stage.right.request_id, stage.right.epoch) as entry:
         right = _chunks(entry)
     kind, good = "", [chunk.encode() for chunk in right]

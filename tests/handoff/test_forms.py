@@ -176,7 +176,7 @@ def split(draw, layers):
 
 @pytest.mark.parametrize(("there", "here"), list(itertools.product((1, 2, 3, 4, 6, 12), repeat=2)))
 def test_each_head_comes_once_and_each_shard_is_released(there, here):
-    """This also holds for stages with any set of layers."""
+    """Any layers may be in each stage."""
     draw = random.Random(12 * there + here)
     for _ in range(8):
         layers = [layer(str(number), draw.choice((1, 12))) for number in range(draw.randint(1, 7))]

@@ -58,9 +58,9 @@ def test_which_saves_serve_a_number_of_tokens():
     assert FULL.serves(100, 1)
     assert not FULL.serves(100, 101)
     assert WINDOW.serves(100, 96)
-    assert not WINDOW.serves(95, 94)  # which has passed its first block
+    assert not WINDOW.serves(95, 94)  # it has passed its first block
     assert CHUNK.serves(65, 64)
-    assert not CHUNK.serves(64, 63)  # which still attends to the last chunk
+    assert not CHUNK.serves(64, 63)  # it still attends to the last chunk
     assert serve(ALL, 100, 100)
     assert not serve(ALL, 100, 99)
 

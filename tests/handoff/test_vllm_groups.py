@@ -189,7 +189,7 @@ def test_a_prefix_of_a_state_cannot_be_saved(states):
     refused = states.call(save_beginning, "state-prefix", prompt)
     assert refused.saved.problem is not None
     assert "NotCached" in str(refused.saved.problem)
-    assert "a state has no beginning" in str(refused.saved.problem)
+    assert "a state has no prefix" in str(refused.saved.problem)
     assert not refused.tokens
 
 

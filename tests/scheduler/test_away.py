@@ -83,11 +83,11 @@ async def test_a_router_places_without_a_scheduler_and_reports_it_later():
             ended = await place(client, "ended", 1, 10, 1)
             await client.refresh()
         assert (await failed(client)).code is None
-        alone = client.place_alone(need("alone", 1, 10, 1, router_id=client.router_id))
-        assert alone.alone
+        alone = client.place_from_snapshot(need("alone", 1, 10, 1, router_id=client.router_id))
+        assert alone.from_snapshot
         assert (alone.prefill or alone.decode).worker_id == "p"
         client.reports.finished(ended.attempt, "stop")
-        short = client.place_alone(need("short", 1, 10, 1, router_id=client.router_id))
+        short = client.place_from_snapshot(need("short", 1, 10, 1, router_id=client.router_id))
         client.reports.finished(short.attempt, "stop", pb.Cost(output_tokens=3))
         async with SchedulerServer(options) as server:
 

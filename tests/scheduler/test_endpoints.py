@@ -16,7 +16,7 @@ from baton.scheduler.endpoints import CHECK_S, Endpoint, owner
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from harness.scheduling import Options, free_port, identity, place, until
-from harness.support import PATIENCE
+from harness.support import PATIENCE, freeze
 from tests.scheduler.conftest import scheduler_process
 
 
@@ -26,7 +26,7 @@ class Elsewhere:
         self.address = address
 
     def stand_still(self):
-        self.process.send_signal(signal.SIGSTOP)
+        freeze(self.process.pid)
 
     def go_on(self):
         self.process.send_signal(signal.SIGCONT)

@@ -88,7 +88,7 @@ def test_each_limit_is_exact(roster, ledger, clock, *, bound):
 
 
 def test_epochs_only_rise(placer, roster, ledger, clock):
-    """Even if the last one has ended, has expired or ended before its placement, or all workers are full."""
+    """This holds if the last one ended (even before its placement) or expired, or all workers are full."""
     register(roster, "m", max_num_seqs=1)
     placed(placer, need(epoch=2))
     for _ in range(2):

@@ -109,7 +109,7 @@ async def test_bookings_are_reported_again_after_events_were_dropped(wire, repor
     assert reporter.dropped == 1
     await until(
         lambda: any(
-            one.attempt.request_id == "held" and one.read for sent in wire.sent for one in sent.placed
+            one.attempt.request_id == "held" and one.prefilled for sent in wire.sent for one in sent.placed
         )
     )
 
@@ -182,7 +182,7 @@ async def test_a_lost_booking_is_reported_again_and_a_fenced_one_is_not(wire, re
     reporter.prefilled(Attempt("a", 1))
     await until(lambda: any(one.placed for one in wire.sent))
     again = next(one.placed for one in wire.sent if one.placed)
-    assert [(one.attempt.request_id, one.read, one.blocks) for one in again] == [("a", True, 7)]
+    assert [(one.attempt.request_id, one.prefilled, one.blocks) for one in again] == [("a", True, 7)]
     assert reporter.held == 2
 
 
@@ -284,7 +284,7 @@ async def test_a_new_generation_gets_bookings_instead_of_queued_events(pair):
     pair.reports.finished(Attempt("r2", 1), "stop")
     await until(lambda: "r2" in heard(pair.there, "finished"))
     sent = pair.there.sent[before:]
-    assert [(one.attempt.request_id, one.read) for part in sent for one in part.placed] == [("r1", True)]
+    assert [(one.attempt.request_id, one.prefilled) for part in sent for one in part.placed] == [("r1", True)]
     assert not any(part.prefilled for part in sent)
     assert heard(pair.here, "placed") == []
 

@@ -172,9 +172,9 @@ async def test_an_encode_worker_needs_no_kv_and_keeps_its_role(server, client):
     async with SchedulerClient(server.address, router_id="other", policy=PolicySettings()) as other:
         await other.refresh()
         assert other.standby.fleet.encoders
-        alone = other.place_alone(need("q/i1", router_id="other", encode=True))
+        alone = other.place_from_snapshot(need("q/i1", router_id="other", encode=True))
         assert (alone.decode.worker_id, alone.decode.role, alone.blocks) == ("e", pb.ROLE_ENCODE, 0)
-        assert other.place_alone(need("q", router_id="other")).decode.worker_id == "d"
+        assert other.place_from_snapshot(need("q", router_id="other")).decode.worker_id == "d"
 
 
 async def test_a_heartbeat_without_a_state_is_refused(client):

@@ -16,6 +16,7 @@ from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.worker_session import WorkerSession
 from harness.scheduling import Options, capacity, free_port, held, identity, need, until, working
+from harness.support import freeze
 from tests.scheduler.conftest import scheduler_process
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
@@ -171,7 +172,7 @@ async def test_late_placements_of_a_hanging_scheduler_are_superseded(redis_serve
         name = next(name for name in iter(lambda: uuid.uuid4().hex, "") if anybody.home(name) == address)
         async with SchedulerClient(anybody.address, router_id=name) as client:
             await late.describe()
-            process.send_signal(signal.SIGSTOP)
+            freeze(process.pid)
             asked = [asyncio.create_task(place(late, f"r{number}")) for number in range(4)]
             for number in range(4):
                 for epoch in (2, 3):  # the first one goes to the hanging scheduler

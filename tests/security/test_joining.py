@@ -362,7 +362,7 @@ def test_nothing_is_renewed_with_a_damaged_list_of_revocations(ca):
 
 @pytest.mark.parametrize("begun", [None, b"", b"POST /join HTTP/1.1\r\n", b"GET /ca HTTP/1.1\r\nX: "])
 async def test_connections_have_a_time_limit(service, monkeypatch, begun):
-    """It includes the handshake, and does not start again with each byte."""
+    """The limit includes the handshake, and does not start again with each byte."""
     monkeypatch.setattr(join_service, "CONNECTION_S", 0.5)
     host, port = addresses.split(service)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -122,7 +122,7 @@ def test_a_child_does_not_print_what_its_parent_could_not(pipe):
 
 @pytest.mark.parametrize("streams", ["", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_process_without_its_streams_gets_empty_ones(streams, tmp_path):
-    """Otherwise it would print into the next file that it opens."""
+    """Without them it would print into the next file that it opens."""
     code = (
         "from baton.services import printing; printing.open_streams(); f = open('f', 'w');"
         "printing.say('out'); printing.complain('err'); print('out', flush=True); f.close()"

@@ -73,7 +73,7 @@ def digest_scales(scales, valid, first, ROWS: tl.constexpr):
 def copy(source, target, count, kept, first, ALIGN: tl.constexpr, WORDS: tl.constexpr):
     """Copy the first `kept` of `count` words, and digest all of them. first: their offset in the record.
 
-    The caller marks the counts with tl.multiple_of, which has no effect on a function's argument.
+    Callers must mark the counts with tl.multiple_of: on a function's own argument it has no effect.
     """
     at = tl.arange(0, WORDS)
     left, right = aligned(source, tl.uint64, ALIGN), aligned(target, tl.uint64, ALIGN)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-from baton.services.decode.draft_length_choice import DraftChoice, DraftLength, DraftStep
+from baton.services.decode.draft_length_choice import DraftChoice, DraftLengthChooser, DraftStep
 from baton.services.decode.proposers import registry
 from baton.services.decode.proposers.hybrid import model_steps
 from baton.services.engine.patches.replace import replace
@@ -41,7 +41,7 @@ class WhileDecoding:
 class DraftLengthSeam:
     """Connects the scheduler with the chooser of draft lengths. Call it on the engine's thread."""
 
-    def __init__(self, scheduler: Any, chooser: DraftLength) -> None:
+    def __init__(self, scheduler: Any, chooser: DraftLengthChooser) -> None:
         """Replace the scheduler's lookup of the draft length. Raises StartError if it has none."""
         if scheduler.dynamic_sd_lookup is None:
             raise StartError(
@@ -148,7 +148,7 @@ def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | 
         model_tokens = model_steps(spec) if spec.mtp_strategy != "default" else None
         if engine.vllm_config.speculative_config.method == "custom_class":  # drafts from tokens alone
             model_tokens = 0
-        seam = DraftLengthSeam(engine.scheduler, DraftLength(spec.limit, model_tokens=model_tokens))
+        seam = DraftLengthSeam(engine.scheduler, DraftLengthChooser(spec.limit, model_tokens=model_tokens))
     in_gang = engine.vllm_config.parallel_config.data_parallel_size > 1
     if in_gang:
         # In a gang vLLM drops its list of draft lengths. Without a list it would pad a request's first step

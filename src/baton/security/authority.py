@@ -36,7 +36,7 @@ from baton.security.errors import AuthorityError, IdentityError, JoinRefused, To
 from baton.security.identity import Pems, kept_json, name_in, replace
 from baton.security.names import Name, Role
 
-KEPT_S = 7 * 86_400  # s for which expired tokens are kept
+KEPT_S = 7 * 86_400  # how long expired tokens are kept
 _ID = re.compile(r"[0-9a-f]{12}")
 _TEXT = re.compile(r"([0-9a-f]{12})\.([0-9a-f]{32})\.([0-9a-f]{64})")
 

@@ -219,7 +219,7 @@ def test_changed_manifests_are_refused(kept, puller, offer):
 
 @pytest.mark.parametrize("offer", ["shm", "tcp"])
 def test_another_images_records_are_refused(kept, puller, offer):
-    """Even if the shard and its ticket are right ones."""
+    """It is refused even if the shard and its ticket are right."""
     kept.put(A, image(1))
     kept.put(B, image(2))
     one, other = manifest_of(kept, A), manifest_of(kept, B)
@@ -246,7 +246,7 @@ def test_a_changed_record_is_refused(kept, puller, offer):
 
 @pytest.mark.parametrize("offer", ["shm", "tcp"])
 def test_a_dropped_image_is_refused(unleased, puller, offer):
-    """Also if it is there again, as another copy."""
+    """It is refused also if the image is there again, as another copy."""
     put(unleased, A)
     manifest = offering(manifest_of(unleased, A, 80), offer)
     put(unleased, B, C, D)

@@ -23,7 +23,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.security.authority import Authority
 from baton.security.identity import Identity, write
 from baton.security.names import Name, Role
-from harness.support import PATIENCE
+from harness.support import PATIENCE, freeze
 from tests.handoff import caches
 from tests.handoff.remote import RemoteSource
 from tests.handoff.transports.test_transports import drain, pull_of
@@ -105,7 +105,7 @@ def test_a_source_that_hangs_ends_a_pull_at_its_deadline_and_can_be_read_later(d
     nixl, pid = Nixl(), doomed.process.pid
     expected = doomed.records(range(1, 31))
     assert np.array_equal(drain(nixl, pull_of(manifest)), expected)
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     with pytest.raises(PullTimeout):
         drain(nixl, pull_of(manifest, within_s=0.2))
     buffers = nixl._agent.buffers
@@ -124,7 +124,7 @@ def test_a_source_that_never_answers_is_left_to_other_transports(doomed, monkeyp
     made, pid = transports.create(["nixl", "tcp"]), doomed.process.pid
     nixl, tcp = made
     assert transports.choose(made, manifest.shards[0]) is nixl
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     with pytest.raises(TransportFailed, match=r"no answer over NIXL within 0\.2 s: let UCX's ports through"):
         drain(nixl, pull_of(manifest, within_s=60 * PATIENCE))
     os.kill(pid, signal.SIGCONT)

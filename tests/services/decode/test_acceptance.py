@@ -69,7 +69,7 @@ def test_only_the_last_minute_counts():
 @pytest.mark.parametrize("mean", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("drafts", [4.0, 40.0])
 def test_no_false_alarm(mean, drafts):
-    """The learned reference is not a lucky window: 10 workers with 3,000 requests each."""
+    """A lucky window does not become the reference: 10 workers with 3,000 requests each."""
     for seed in range(10):
         assert Traffic(seed, mean, drafts=drafts).run(AcceptanceWatch(), 3000) == []
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.services.decode.draft_length_choice import DraftLength, DraftStep
+from baton.services.decode.draft_length_choice import DraftLengthChooser, DraftStep
 from tests.services.decode.world import World
 
 LIMIT = 5
@@ -27,7 +27,7 @@ SEEDS = 2
 
 
 def chooser(kind):
-    return DraftLength(LIMIT, model_tokens=0 if kind.get("matching") else None)
+    return DraftLengthChooser(LIMIT, model_tokens=0 if kind.get("matching") else None)
 
 
 @pytest.mark.parametrize("acceptance", [GOOD, MIDDLING, POOR, NONE], ids=["good", "middling", "poor", "none"])
@@ -70,7 +70,7 @@ def test_nothing_is_drafted_if_nothing_is_accepted(kind, requests):
 
 
 def test_choices_follow_the_load():
-    one, world = DraftLength(LIMIT), World(GOOD, **DEAR)
+    one, world = DraftLengthChooser(LIMIT), World(GOOD, **DEAR)
     assert world.best(1) > world.best(16) + 1
     for _ in range(3):
         for requests in (1, 16):
@@ -81,7 +81,7 @@ def test_choices_follow_the_load():
 
 
 def test_choices_follow_the_text():
-    one, world = DraftLength(LIMIT), World(POOR)
+    one, world = DraftLengthChooser(LIMIT), World(POOR)
     world.run(one, 1, 500)
     assert world.limits[-100:].count(0) > 50
     world.acceptance = GOOD
@@ -95,7 +95,7 @@ def test_choices_follow_the_text():
 def test_a_machine_that_slows_down_changes_nothing():
     losses = []
     for seed in range(SEEDS):
-        one, world = DraftLength(LIMIT), World(MIDDLING, seed=seed)
+        one, world = DraftLengthChooser(LIMIT), World(MIDDLING, seed=seed)
         world.run(one, 4, 300)
         for world.slow in (2.0, 1.0, 1.3, 1.0, 3.0):
             losses.append(world.regret(one, 4, 200))
@@ -103,7 +103,7 @@ def test_a_machine_that_slows_down_changes_nothing():
 
 
 def test_pauses_of_the_garbage_collector_are_ignored():
-    one, world = DraftLength(LIMIT), World(MIDDLING, hiccups=0.02)
+    one, world = DraftLengthChooser(LIMIT), World(MIDDLING, hiccups=0.02)
     world.run(one, 4, 200)
     assert world.regret(one, 4, 1000) < 0.05
 
@@ -114,7 +114,7 @@ def test_steps_that_wait_for_a_compiler_are_ignored(acceptance, compiles):
     """As on a GPU, where the first use of a kernel takes seconds and launches dominate steps."""
     losses = []
     for seed in range(8):
-        one = DraftLength(LIMIT)
+        one = DraftLengthChooser(LIMIT)
         world = World(acceptance, seed=seed, fixed=25e-3, one_pass=3e-3, compiles=compiles)
         world.run(one, 1, 50)
         losses.append(world.regret(one, 1, 400))
@@ -124,7 +124,7 @@ def test_steps_that_wait_for_a_compiler_are_ignored(acceptance, compiles):
 
 def test_a_hybrid_whose_model_drafts_only_the_first_token():
     """Further tokens are matched and cost only verification."""
-    one = DraftLength(LIMIT, model_tokens=1)
+    one = DraftLengthChooser(LIMIT, model_tokens=1)
     step = {"requests": 1, "rows": 1, "drafted": [1] * LIMIT, "accepted": [1, 1, 1, 1, 0]}
     for number in range(400):
         limit = one.choose(1)
@@ -136,7 +136,7 @@ def test_a_hybrid_whose_model_drafts_only_the_first_token():
 
 
 def test_a_step_costs_microseconds():
-    one, world = DraftLength(LIMIT), World(MIDDLING)
+    one, world = DraftLengthChooser(LIMIT), World(MIDDLING)
     world.run(one, 16, 100)
     step = DraftStep(16, 64, 3, 0.01, 16, 3, [16] * LIMIT, [12, 8, 4, 2, 1])
     took = []
@@ -151,7 +151,7 @@ def test_a_step_costs_microseconds():
 
 def test_a_limit_of_zero_is_refused():
     with pytest.raises(ValueError, match="at least 1"):
-        DraftLength(0)
+        DraftLengthChooser(0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -163,7 +163,7 @@ def test_a_limit_of_zero_is_refused():
     slow=st.floats(1e-9, 1e3),
 )
 def test_choices_are_in_bounds_for_any_measurements(limit, model_tokens, seed, loads, slow):
-    draw, one = random.Random(seed), DraftLength(limit, model_tokens=model_tokens)
+    draw, one = random.Random(seed), DraftLengthChooser(limit, model_tokens=model_tokens)
     asked = 0
     for requests in loads:
         for _ in range(30):

@@ -79,7 +79,7 @@ def test_arguments_that_kill_a_cpu_engine_are_refused(name):
     ],
 )
 def test_arguments_with_a_setting_of_their_own_are_refused(key, setting):
-    """Otherwise a worker would expect an engine of another shape."""
+    """With them a worker would expect an engine of another shape."""
     with pytest.raises(ConfigError, match=rf"is not for you to set: use engine\.{setting}"):
         check_model(EngineSettings(model=str(MODEL), extra={key: 2}))
 

@@ -111,7 +111,7 @@ def test_random_work(size, seed):
         deadline = time.monotonic() + DEADLINE_S
         while [engine.done for engine in gang.engines] != given and time.monotonic() < deadline:
             threading.Event().wait(0.001)
-        for engine in gang.engines:  # which may end in the middle of a wave
+        for engine in gang.engines:  # they may end in the middle of a wave
             engine.end()
 
     feeder = threading.Thread(target=feed)

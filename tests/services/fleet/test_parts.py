@@ -17,7 +17,7 @@ from baton.services.errors import StartError
 from baton.services.fleet.parts import Kind, Parts, Patience
 from baton.services.fleet.watch import Seen
 from baton.services.leave import ENGINE_FAILED
-from harness.support import eventually
+from harness.support import eventually, freeze
 
 QUICK = Patience(restarts=2, window_s=60.0, backoff_s=0.05, growth=2.0)
 
@@ -109,10 +109,11 @@ def printed(part):
 
 
 def engine():
-    signal.signal(signal.SIGUSR1, lambda *_: os._exit(ENGINE_FAILED))
+    """Fail on SIGUSR1, even if it comes before the wait for it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     os.write(1, b"baton: error: the engine failed: ValueError: shape mismatch\n")
-    while True:
-        signal.pause()
+    signal.sigwait({signal.SIGUSR1})
+    os._exit(ENGINE_FAILED)
 
 
 def test_an_engine_that_fails_uses_up_no_restart(fleet):
@@ -203,7 +204,7 @@ def test_a_worker_that_does_not_end_with_its_gang_is_killed(fleet, gang, monkeyp
     monkeypatch.setattr("baton.services.fleet.parts.GANG_END_S", 0.1)
     first, second = gang
     before = first.child
-    os.kill(before.process.pid, signal.SIGSTOP)
+    freeze(before.process.pid)
     fleet.end(second, lambda pid: os.kill(pid, signal.SIGUSR1))
     fleet.until(lambda: first.runs and first.child is not before, "the first one is restarted")
     assert "decode-0.r0: did not end with its gang: killed" in fleet.said
@@ -263,9 +264,10 @@ def test_a_drain_after_a_death_is_no_death_where_readiness_is_unknown(fleet):
 
 
 def drained():
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.write(1, b"drains\n")
-    signal.pause()
+    signal.sigwait({signal.SIGTERM})
+    os._exit(0)
 
 
 def test_deaths_long_ago_do_not_count(tmp_path):

@@ -33,11 +33,11 @@ class Fleet(test_parts.Fleet):
 
     def worker(self, name, role, _where):
         def run():
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             self._tell.send((name, role()))
             if name == "worker-3":
                 sys.exit(1)
-            signal.pause()
+            signal.sigwait({signal.SIGTERM})
 
         return run
 

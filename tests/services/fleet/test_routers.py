@@ -21,7 +21,7 @@ from harness import zygote
 from harness.checkpoints import tiny_qwen2
 from harness.fake_worker import MODEL, FakeWorker, answer, until
 from harness.router import Members
-from harness.support import CALL_S, PATIENCE, free_port, signals_of
+from harness.support import CALL_S, PATIENCE, free_port, freeze, signals_of
 
 PROMPT = [72, 105]
 TOKENS = 60
@@ -76,6 +76,7 @@ def routers(workers, model, tmp_path):
     }
     forked = zygote.shared().start("router", f"{__name__}:run", tmp_path, settings=settings)
     yield Routers(forked, port, workers[1])
+    print(forked.text)  # shown if the test fails
     forked.kill()
 
 
@@ -183,7 +184,7 @@ async def test_when_one_dies_the_other_continues(routers, http):
         assert len(streams) < 64
 
     victim = min(before)
-    os.kill(victim, signal.SIGSTOP)  # half of these wait for it, and the other process accepts them
+    freeze(victim)  # half of these wait for it, and the other process accepts them
     assert await statuses(connected(routers, 32)) == {OK}
     waiting = connected(routers, 32)
     os.kill(victim, signal.SIGKILL)
@@ -241,7 +242,7 @@ async def test_nothing_is_reset_when_it_ends(routers, http):
     streams = await streaming(http)
     last = routers.pids
     for pid in last:
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
     waiting = connected(routers, 32)
     routers.forked.terminate()
     for pid in last:
@@ -260,7 +261,7 @@ async def test_nobody_waits_for_a_process_that_is_gone_before_its_drain(routers,
     """It crashes, or is still starting, when all end. While the other drains, new clients are refused."""
     await serving(routers, http, 2)
     gone, draining = routers.pids
-    os.kill(gone, signal.SIGSTOP)  # it does not get the SIGTERM
+    freeze(gone)  # it does not get the SIGTERM
 
     reader, writer = await asyncio.open_connection("127.0.0.1", routers.port)
     writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -25,7 +25,7 @@ assert SchedulerSettings().prefix_pull_s * GUESSED_SPEED < HELD
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
-    monkeypatch.setattr(prefix, "BEGINNING_S", CALL_S)
+    monkeypatch.setattr(prefix, "PREFIX_WAIT_S", CALL_S)
 
 
 async def holding(cluster, prefill=1, decode=1):
@@ -140,7 +140,7 @@ async def test_a_source_that_is_lost_during_the_pull_is_given_up(cluster):
 
 async def test_a_source_that_saved_too_late_may_be_lost(cluster, monkeypatch):
     """By then the prefill worker computes the whole prompt."""
-    monkeypatch.setattr(prefix, "BEGINNING_S", 0.0)
+    monkeypatch.setattr(prefix, "PREFIX_WAIT_S", 0.0)
     prefill, source = await holding(cluster)
     source.faults.append(Fault(PHASE_DECODE, silent=True))
     await cluster.send("has the source's room", [1, 2, 3])

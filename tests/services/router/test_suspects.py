@@ -1,4 +1,4 @@
-"""Requests under which an engine failed are tried alone, one at a time, and cleared or convicted."""
+"""Requests that were running when an engine failed are tried alone, one at a time: cleared or convicted."""
 
 import asyncio
 import re
@@ -327,7 +327,7 @@ def test_suspicion_by_failures(failures, suspect, to_its_end, is_convicted):
 
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_only_failures_that_engines_survive_are_forgotten(goes_on):
-    """Otherwise one client's failing requests would make all others run alone."""
+    """Without a limit one client's failing requests would make all others run alone."""
     suspicion = Suspicion()
     for _ in range(3):
         suspicion.note(Failure(Trouble.ENGINE, "w", "it failed", goes_on), alone=False, generated=40)

@@ -182,7 +182,7 @@ async def _flood(routers, tenant):
 
 
 async def test_a_bucket_that_is_full_again_holds_no_more_than_it_may(redis_server, share):
-    """Both in memory and in Redis, where throttled's own number would stay in the past."""
+    """This holds in memory and in Redis, where throttled's own number would stay in the past."""
     store = await share(redis_server)
     for rates in (Rates(None), Rates(store)):
         rate = Rate(rates, "tokens_per_min", "tenant:full", 600)

@@ -19,7 +19,7 @@ REFRESH_S = 0.1
 
 
 class Flipping(FakeWorker):
-    """A fake worker that changes its role like a real one: by registering with it."""
+    """A fake worker that changes its role like a real one: it registers again."""
 
     async def SetRole(self, request, _context):
         self.role = request.role

@@ -1,4 +1,4 @@
-"""Grammars on real workers: costly ones do not delay others, and answers that a grammar cuts off."""
+"""Grammars on real workers: costly ones delay none, dead ends fail alone, impossible ones are refused."""
 
 import time
 
@@ -46,7 +46,7 @@ async def test_costly_grammars_do_not_delay_another_client(mixed):
             longest = max(longest, time.monotonic() - began)
         assert not theirs.got("bomb 3").over
         await theirs.abort(*(f"bomb {number}" for number in range(4)))
-    assert longest < 5.0 * PATIENCE  # 11 s and more in one queue
+    assert longest < 5.0 * PATIENCE  # 11 s or more in one queue
     eventually(lambda: not mixed.figure("baton_worker_requests_running"), 10, "nothing is left")
 
 

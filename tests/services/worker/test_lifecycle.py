@@ -10,11 +10,11 @@ from baton.protos import worker_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.services.leave import ENGINE_FAILED
 from harness import breaking
-from harness.support import PATIENCE, eventually, free_port, free_ports
+from harness.support import PATIENCE, eventually, free_port, free_ports, freeze
 from harness.workers import START_TIMEOUT_S
 from tests.services.worker.router import DECODE, PREFILL, connected, kept, prompt, request
 
-NODE = "baton.services.worker.node"
+NODE = "baton.services.worker.process"
 STALL_S = 8.0  # the first step of two ranks takes 5 s on a busy machine
 
 
@@ -59,7 +59,7 @@ async def test_a_drain_waits_while_a_rank_does_not_answer(workers):
     async with connected(worker.address) as source:
         assert (await source.run(request("held", prompt(100, seed=22)), PREFILL)).saved is not None
         rank = second_rank(worker.pid)
-        rank.suspend()
+        freeze(rank.pid)
         try:
             worker.signal(signal.SIGTERM)
             unknown = "no reply from the Handoff services"
@@ -148,7 +148,7 @@ async def test_a_hung_engine_counts_as_failed(workers):
     worker = workers.started("mixed", constants=stall, engine={"tensor_parallel_size": 2})
     async with connected(worker.address) as stream:
         ranks, second = psutil.Process(worker.pid).children(recursive=True), second_rank(worker.pid)
-        second.suspend()
+        freeze(second.pid)
         await stream.start(request("hangs", prompt(30), max_tokens=3900), DECODE)
         got = await stream.end("hangs")
         assert got.failed.code == pb.Failed.CODE_ENGINE

@@ -126,7 +126,7 @@ def test_an_engine_starts_if_numba_was_imported_before():
 
 
 def test_ngrams_are_compiled_when_the_proposer_is_made():
-    """Otherwise the first request compiles them, while all others wait."""
+    """If they are not compiled at the start, the first request compiles them while all others wait."""
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(
             prompt_lookup_min=1, prompt_lookup_max=2, num_speculative_tokens=3

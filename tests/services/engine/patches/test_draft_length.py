@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baton.services.decode.draft_length_choice import DraftLength
+from baton.services.decode.draft_length_choice import DraftLengthChooser
 from baton.services.engine.patches.draft_length import DraftLengthSeam
 from harness.engines import EngineProcess
 from harness.support import eventually
@@ -44,13 +44,13 @@ class Pattern:
 
 
 def choose(engine):
-    """Let DraftLength choose the lengths from now on."""
+    """Let DraftLengthChooser choose the lengths from now on."""
     from vllm.v1.metrics.stats import PrefixCacheStats
 
     scheduler = engine.core.scheduler
     scheduler.log_stats = scheduler.kv_cache_manager.log_stats = True
     scheduler.kv_cache_manager.prefix_cache_stats = PrefixCacheStats()
-    seam = DraftLengthSeam(scheduler, DraftLength(LIMIT))
+    seam = DraftLengthSeam(scheduler, DraftLengthChooser(LIMIT))
     step = engine.step
 
     def observed():

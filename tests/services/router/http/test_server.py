@@ -101,7 +101,7 @@ async def test_a_process_accepts_only_as_many_connections_as_it_may_have(process
 
 
 async def test_a_full_process_refuses_a_connection_that_no_other_process_accepts(process):
-    """Otherwise the client would wait as long as the other process is away."""
+    """A client without an answer would wait as long as the other process is away."""
     idle = [process.client(process.port) for _ in range(ROOM)]
     assert {await one.status for one in idle} == {b"HTTP/1.1 200"}
     began = asyncio.get_running_loop().time()

@@ -66,7 +66,7 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-class Node:
+class WorkerProcess:
     """A worker's process, from its first port to its last reply. `run` once."""
 
     def __init__(
@@ -185,16 +185,16 @@ class Node:
         mine = self._identity
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(dispatcher.close)
-            load = partial(host.load, dispatcher)
+            start = partial(host.start, dispatcher)
             if self._gang is not None:
                 stack.push_async_callback(self._gang.link.close)
                 met = await self._unless_stopped(self._gang.meet(), "waiting for the rest of its gang")
-                load = partial(load, met, self._gang.link.ring)
+                start = partial(start, met, self._gang.link.ring)
                 session.identity.gang.life = mine.gang.life = self._gang.life  # read by Hello
                 session.revision += 1  # so that it registers again
                 session.wake()
             logger.info("loading %s", self._settings.engine.model)
-            info = await self._unless_stopped(load(), "loading")
+            info = await self._unless_stopped(start(), "loading")
             self._metrics.set_blocks(info.free_blocks if self._role.generates else 0)
             self._metrics.ask(lambda: host.staged(STAGED_TIMEOUT_S), lambda: host.dummy_steps)
             await grammars.open()
