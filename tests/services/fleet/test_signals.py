@@ -94,9 +94,10 @@ def test_a_part_inherits_an_ignored_sighup_and_nothing_else(ignored, ended, tmp_
         says(child, "begun")
         os.kill(child.process.pid, signal.SIGHUP)
         child.process.join(0.3 if ignored else CALL_S)
-        os.write(1, str(child.process.exitcode).encode())
+        os.write(1, f"\n{child.process.exitcode}\n".encode())
         child.process.kill()
 
     child = spawn("parent", parent, tmp_path)
     child.process.join(CALL_S)
-    assert (child.process.exitcode, child.log.read_text()) == (0, ended)
+    assert child.process.exitcode == 0
+    assert ended in child.log.read_text().splitlines()  # gRPC may print lines when a process forks
