@@ -59,11 +59,10 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 async def workers():
-    async with SchedulerServer(SchedulerSettings(address="127.0.0.1:0")) as server:
-        members = Members(server.address)
+    settings = SchedulerSettings(address="127.0.0.1:0")
+    async with SchedulerServer(settings) as server, Members(server.address) as members:
         worker = await members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=SLOW_S))
         yield server.address, worker
-        await members.close()
 
 
 @pytest.fixture
