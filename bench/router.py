@@ -44,8 +44,8 @@ async def serve_worker(scheduler_port: int, step_s: float) -> None:
     from harness.fake_worker import FakeWorker
     from harness.router import Members
 
-    async with SchedulerServer(SchedulerSettings(address=f"127.0.0.1:{scheduler_port}")) as server:
-        members = Members(server.address)
+    settings = SchedulerSettings(address=f"127.0.0.1:{scheduler_port}")
+    async with SchedulerServer(settings) as server, Members(server.address) as members:
         await members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=step_s))
         await asyncio.Event().wait()
 

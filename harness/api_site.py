@@ -34,11 +34,13 @@ SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "idle_decode_tokens": 0}
 
 
 def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
-    """Run a router that refreshes its view of the workers often. Called in the forked process."""
+    """Run a router whose view of the workers and of other routers is up to date. Called in a fork."""
     from baton.services.config import router
     from baton.services.router import cluster
+    from baton.services.router.vllm import response_store
 
     cluster.FRESH_S = 0.05
+    response_store.START_S = 1.0
     router.WAIT_SHARE = router.REPLACE_SHARE = 1 / 600
     forked.run("router", settings, environment=environment)
 
@@ -102,9 +104,8 @@ class ApiSite:
         server = await self._stack.enter_async_context(
             SchedulerServer(usual(**self.settings["scheduler"], **SCHEDULER))
         )
-        self.members = Members(server.address)
-        self._stack.push_async_callback(self.members.close)
-        self.worker = await self.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+        members = await self._stack.enter_async_context(Members(server.address))
+        self.worker = await members.add(FakeWorker("m0", pb.ROLE_MIXED))
         self.process = self.start_router(self.port)
         await self.ready(self.url)
         return self
@@ -113,10 +114,10 @@ class ApiSite:
         self.process.kill()
         await self._stack.aclose()
 
-    def start_router(self, port: int) -> zygote.Forked:
+    def start_router(self, port: int, **more: Any) -> zygote.Forked:
         folder = self._folder / f"router-{port}"
         folder.mkdir(parents=True)
-        settings = {**self.settings, "router": {**self.settings["router"], "port": port}}
+        settings = {**self.settings, "router": {**self.settings["router"], "port": port, **more}}
         return zygote.shared().start(
             "router", f"{__name__}:run", folder, settings=settings, environment=self._environment
         )

@@ -259,7 +259,7 @@ def begin_decode(engine: Engine, request_id: str, prompt: list[int], max_tokens:
 
 
 def pulled(engine: Engine, request_id: str, epoch: int) -> int:
-    """Step until an early load pulls nothing for QUIET_S. Return its bytes so far."""
+    """Step until an early load is complete, or pulls nothing for QUIET_S. Return its bytes so far."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     engine.step()
@@ -268,6 +268,8 @@ def pulled(engine: Engine, request_id: str, epoch: int) -> int:
     while time.monotonic() < since + QUIET_S:
         engine.step()
         load = loader._loads.get((request_id, epoch))
+        if load is not None and load.state is State.HELD:
+            break
         if load is not None and load.state is State.PULLING and load.progress.bytes != seen:
             seen, since = load.progress.bytes, time.monotonic()
     return seen
@@ -349,6 +351,7 @@ class EngineProcess:
     """A process with one engine, forked from the zygote."""
 
     def __init__(self, options: Options) -> None:
+        self.name = options.worker_id
         self._remote = zygote.Remote(options.worker_id, f"{__name__}:serve", options)
 
     def __enter__(self) -> EngineProcess:

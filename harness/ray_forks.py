@@ -57,11 +57,11 @@ def _title(process: psutil.Process) -> str:
 def fork_nodes() -> None:
     from baton.services.fleet import processes
 
-    own = {"Popen": _forked, "PIPE": subprocess.PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
+    own = {"Popen": fork_node, "PIPE": subprocess.PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
     mock.patch.object(processes, "subprocess", SimpleNamespace(**own)).start()
 
 
-def _forked(
+def fork_node(
     command: list[str], *, stderr: IO[bytes], env: Mapping[str, str], cwd: str | None, **_options: Any
 ) -> zygote.Forked:
     """Fork `python -P -m MODULE ARGUMENT ...`, and return it with the pipes of a Popen."""

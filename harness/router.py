@@ -49,13 +49,19 @@ class Answer:
 
 
 class Members:
-    """Registered fake workers."""
+    """Registered fake workers, which serve while it is entered."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._stack = contextlib.AsyncExitStack()
         self._sessions: dict[str, WorkerSession] = {}
         self.workers: dict[str, FakeWorker] = {}
+
+    async def __aenter__(self) -> Members:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
 
     async def add(self, worker: FakeWorker) -> FakeWorker:
         await self._stack.enter_async_context(worker)
@@ -79,9 +85,6 @@ class Members:
         for task in session._tasks:
             await stop(task)
         session._tasks = []
-
-    async def close(self) -> None:
-        await self._stack.aclose()
 
 
 class Cluster:
@@ -110,8 +113,7 @@ class Cluster:
         self.server = await self._stack.enter_async_context(SchedulerServer(self._settings))
         self.scheduler = SchedulerClient(self.server.address, router_id="r1", policy=self._settings.policy)
         self._stack.push_async_callback(self.scheduler.close)
-        self.members = Members(self.server.address)
-        self._stack.push_async_callback(self.members.close)
+        self.members = await self._stack.enter_async_context(Members(self.server.address))
         self.remake()
         return self
 

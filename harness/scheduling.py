@@ -166,13 +166,15 @@ async def until(condition: Callable[[], object], within_s: float = 5.0) -> None:
         await asyncio.sleep(0.005)
 
 
-async def until_told(client: SchedulerClient, condition: Callable[[pb.Description], object]) -> None:
+async def until_told(
+    client: SchedulerClient, condition: Callable[[pb.Description], object], within_s: float = 5.0
+) -> None:
     """Poll the scheduler's description until `condition` is true of it."""
 
     async def so() -> object:
         return condition(await client.describe())
 
-    await until(so)
+    await until(so, within_s)
 
 
 @asynccontextmanager

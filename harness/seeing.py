@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from baton.services.engine.patches.failed_step import FailedStep
 from harness.architectures.registry import Architecture
-from harness.engines import Engine, Options
+from harness.engines import Answer, Engine, Options
 from harness.pictures import noise
 
 TAIL = "Tell me what this is, and do so at some length, please, so that it is long."
+WRITTEN = 10  # tokens of an answer
+_names = itertools.count()
 
 
 def options(model: Architecture, worker_id: str, **more: Any) -> Options:
@@ -69,3 +73,31 @@ def preempt(engine: Engine) -> None:
     """Preempt all running requests, and discard their KV and encoder outputs."""
     engine.core.scheduler.reset_prefix_cache(reset_running_requests=True)
     engine.core.reset_encoder_cache()
+
+
+def add(engine: Engine, ids: list[int], count: int, *params: Any, **more: Any) -> tuple[str, Answer]:
+    """Queue a request under a new name; return its name and answer. See `Engine.made`."""
+    name = f"seen-{next(_names)}"
+    return name, engine.add(name, ids, count, *params, **more)
+
+
+def alone(engine: Engine, mark: str, seeds: Sequence[int]) -> list[int]:
+    """Answer without a handoff, and leave cold caches."""
+    ids, features = prompt(engine, mark, seeds)
+    _, answer = add(engine, ids, WRITTEN, features=features)
+    engine.run()
+    cold(engine)
+    return answer.tokens
+
+
+def fail_step(engine: Engine) -> list[str]:
+    """Let the next step fail, and recover; return the requests that were lost."""
+    recovery, executor = FailedStep(engine.core), engine.core.model_executor
+    execute = executor.execute_model
+    executor.execute_model = lambda *_, **__: 1 / 0
+    try:
+        engine.step()
+    except ZeroDivisionError as error:
+        executor.execute_model = execute
+        return recovery.recover(error)
+    raise AssertionError("the step did not fail")

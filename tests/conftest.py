@@ -5,6 +5,7 @@ hundredths of a core. Short files come at the very end, so that no worker idles 
 out whole files in this order (--no-loadscope-reorder), and files that share engines as one.
 """
 
+import functools
 import gc
 import logging
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from httpx._transports import default as transports
 from xdist.scheduler import LoadFileScheduling
 
 from baton import rpc
@@ -94,6 +96,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Child processes inherit an ignored SIGHUP (from nohup), but not a handler.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+# Each client of httpx (and openai) would read all certificates again, which takes 30 ms of a core.
+transports.create_ssl_context = functools.cache(transports.create_ssl_context)
 
 # An example's time depends on how busy the machine is.
 hypothesis.settings.register_profile("patient", deadline=None)

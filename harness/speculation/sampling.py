@@ -25,7 +25,7 @@ from harness.architectures import language
 LENGTH = 3  # tokens of an answer; the first is decoded without drafts
 DEADLINE_S = 240.0
 REQUESTS = 256  # per batch
-LEAST = 0.0025  # probability below which answers share a cell
+LEAST = 0.0025  # usual probability below which answers share a cell
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Way:
     temperature: float
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -167,13 +168,15 @@ def _unmend() -> None:
 Logits = Callable[[torch.Tensor], torch.Tensor]  # token ids [N, T] -> the last place's logits [N, V]
 
 
-def expected(logits: Logits, prompt: tuple[int, ...], way: Way) -> dict[tuple[int, ...], float]:
-    """Return the probability of each answer and answer prefix, except those below LEAST."""
+def expected(
+    logits: Logits, prompt: tuple[int, ...], way: Way, length: int = LENGTH, least: float = LEAST
+) -> dict[tuple[int, ...], float]:
+    """Return the probability of each answer and answer prefix, except those below `least`."""
     found: dict[tuple[int, ...], float] = {}
     rows, chances = torch.tensor([prompt]), torch.ones(1)
-    for _ in range(LENGTH):
+    for _ in range(length):
         following = chances.unsqueeze(1) * filtered(logits(rows), way)  # [N, V]
-        which, token = (following >= LEAST).nonzero(as_tuple=True)
+        which, token = (following >= least).nonzero(as_tuple=True)
         rows, chances = torch.cat([rows[which], token.unsqueeze(1)], 1), following[which, token]
         answers = (tuple(row) for row in rows[:, len(prompt) :].tolist())
         found |= dict(zip(answers, chances.tolist(), strict=True))
@@ -181,12 +184,13 @@ def expected(logits: Logits, prompt: tuple[int, ...], way: Way) -> dict[tuple[in
 
 
 def filtered(logits: torch.Tensor, way: Way) -> torch.Tensor:
-    """Return probabilities [N, V] after temperature, top-k and top-p, normalised."""
+    """Return probabilities [N, V] after temperature, min-p, top-k and top-p in this order, normalised."""
     probabilities = (logits.double() / way.temperature).softmax(-1)
     ordered, order = probabilities.sort(-1, descending=True)
+    ordered[ordered < way.min_p * ordered[:, :1]] = 0
     if way.top_k:
         ordered[:, way.top_k :] = 0
-        ordered /= ordered.sum(-1, keepdim=True)
+    ordered /= ordered.sum(-1, keepdim=True)
     ordered[ordered.cumsum(-1) - ordered >= way.top_p] = 0
     kept = torch.zeros_like(probabilities).scatter(-1, order, ordered)
     return kept / kept.sum(-1, keepdim=True)
@@ -213,7 +217,9 @@ class Fit:
         )
 
 
-def fit(found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float], length: int) -> Fit:
+def fit(
+    found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float], length: int, least: float = LEAST
+) -> Fit:
     """Compare the answers' first `length` tokens with the probabilities from `expected`."""
     total = found.total()
     observed: Counter[tuple[int, ...]] = Counter()
@@ -221,7 +227,7 @@ def fit(found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float], l
         observed[answer[:length]] += count
     cells = [(observed[key], chance * total) for key, chance in wanted.items() if len(key) == length]
     rest = total - sum(count for count, _ in cells), total - sum(value for _, value in cells)
-    if rest[1] >= LEAST * total:
+    if rest[1] >= least * total:
         cells.append(rest)
     chi_square = sum((count - value) ** 2 / value for count, value in cells)
     distance = sum(abs(count - value) for count, value in cells) / total / 2

@@ -26,18 +26,22 @@ def places(names, **roles):
     return {"fleet": [pb.Place(name=name, roles=allowed.get(name, [])) for name in names]}
 
 
+def drafted(members, names=(), plan=None, **roles):
+    return Draft(Seen(0.0, members, places=places(names, **roles) if names else {}, plan=plan or {}))
+
+
 PAIR = [member("p", P), member("d", D)]
 
 
 def test_running_workers_of_a_new_fleet_count_as_ordered():
-    draft = Draft(Seen(0.0, [*PAIR, member("other", D)], places=places("pdx")))
+    draft = drafted([*PAIR, member("other", D)], "pdx")
     assert draft.plan == {"fleet": {"p": P, "d": D}}
     assert [place.name for _, place in draft.empty(OTHER)] == ["x"]
     assert draft.present() == Counts(1, 2)
 
 
 def test_an_ordered_worker_counts_before_it_runs():
-    draft = Draft(Seen(0.0, PAIR, places=places("pdx"), plan={"fleet": {"p": P, "d": D, "x": D}}))
+    draft = drafted(PAIR, "pdx", {"fleet": {"p": P, "d": D, "x": D}})
     assert draft.present() == Counts(1, 2)
     draft.stop(D, 1, Bounds(1, 6))  # it is stopped first
     assert draft.plan == {"fleet": {"p": P, "d": D}}
@@ -45,26 +49,24 @@ def test_an_ordered_worker_counts_before_it_runs():
 
 
 def test_the_plan_follows_changes_of_roles():
-    draft = Draft(
-        Seen(0.0, [member("p", D), member("d", D)], places=places("pd"), plan={"fleet": {"p": P, "d": D}})
-    )
+    draft = drafted([member("p", D), member("d", D)], "pd", {"fleet": {"p": P, "d": D}})
     assert draft.plan == {"fleet": {"p": D, "d": D}}
 
 
 def test_the_idlest_worker_changes_its_role_and_one_stays():
     busy, idle = member("d1", D, 5), member("d2", D, 1)
-    draft = Draft(Seen(0.0, [member("p", P), busy, idle], places=places(["d1", "d2"])))
+    draft = drafted([member("p", P), busy, idle], ["d1", "d2"])
     draft.flip(P, 5, {})
     assert [(one.worker_id, role) for one, role in draft.flips] == [("d2", P)]
     assert (draft.plan["fleet"], draft.present()) == ({"d1": D, "d2": P}, Counts(2, 1))
-    draft = Draft(Seen(0.0, [busy, member("d2", D, flips=False), member("d3", D)]))
+    draft = drafted([busy, member("d2", D, flips=False), member("d3", D)])
     draft.flip(P, 1, {"d3": 0.0})  # it has just changed
     assert [one.worker_id for one, _ in draft.flips] == ["d1"]
 
 
 def test_a_place_may_be_for_one_role():
-    there = places(["d1", "d2", "x", "y"], d2=D, x=D)
-    draft = Draft(Seen(0.0, [member("d1", D, 3), member("d2", D), member("d3", D, 9)], places=there))
+    decodes = [member("d1", D, 3), member("d2", D), member("d3", D, 9)]
+    draft = drafted(decodes, ["d1", "d2", "x", "y"], d2=D, x=D)
     draft.flip(P, 1, {})
     assert [one.worker_id for one, _ in draft.flips] == ["d1"]
     draft.start(P, 2)
@@ -73,30 +75,27 @@ def test_a_place_may_be_for_one_role():
 
 def test_only_workers_of_fleets_are_stopped_and_never_the_last():
     by_hand = [member("h1", D), member("h2", D)]
-    draft = Draft(Seen(0.0, [*by_hand, member("d1", D, 9), member("d2", D, 1)], places=places(["d1", "d2"])))
+    draft = drafted([*by_hand, member("d1", D, 9), member("d2", D, 1)], ["d1", "d2"])
     draft.stop(D, 4, Bounds(1, 6))
     assert [one.worker_id for one in draft.stops] == ["d2", "d1"]
-    draft = Draft(Seen(0.0, [member("d1", D), member("d2", D, ready=False)], places=places(["d1", "d2"])))
+    draft = drafted([member("d1", D), member("d2", D, ready=False)], ["d1", "d2"])
     draft.stop(D, 4, Bounds(1, 6))
     assert not draft.stops
 
 
 def test_the_last_idle_worker_by_name_is_stopped():
     idle = [member("decode-0", D), member("worker-2", D), member("worker-3", D), member("prefill-0", P)]
-    draft = Draft(Seen(0.0, idle, places=places(one.name for one in idle)))
+    draft = drafted(idle, [one.name for one in idle])
     draft.stop(D, 2, Bounds(1, 6))
     assert [one.worker_id for one in draft.stops] == ["worker-3", "worker-2"]
 
 
 def test_a_stopped_worker_no_longer_counts_although_it_is_ready():
     """If it counted, a second worker would be stopped as well."""
-    both = [member("d1", D, 1), member("d2", D, 0)]
-    there = places(["d1", "d2", "x"])
-    draft = Draft(Seen(0.0, both, places=there))
+    draft = drafted([member("d1", D, 1), member("d2", D, 0)], ["d1", "d2", "x"])
     draft.stop(D, 1, Bounds(1, 6))
     assert [one.worker_id for one in draft.stops] == ["d2"]
-    both = [member("d1", D, 0), member("d2", D, 1)]
-    draft = Draft(Seen(1.0, both, places=there, plan=draft.plan))
+    draft = drafted([member("d1", D, 0), member("d2", D, 1)], ["d1", "d2", "x"], draft.plan)
     assert draft.present() == Counts(0, 1)
     draft.stop(D, 1, Bounds(1, 6))
     draft.flip(P, 1, {})
@@ -112,30 +111,32 @@ def test_new_workers_go_to_the_emptiest_fleet():
     assert draft.starts == [("b0", D)]
 
 
-class Idle:
-    def __init__(self, members, names):
-        self.controller = Controller(GOALS)
+class Steps:
+    """A controller's steps, whose orders are carried out only if the test does so."""
+
+    def __init__(self, members, names, own_goals=GOALS, **roles):
+        self.controller = Controller(own_goals)
         self.members = members
-        self.places = places(names)
+        self.places = places(names, **roles)
         self.plan = {}
         self.now = 0.0
 
-    def step(self):
+    def step(self, load=None):
+        self.now += GOALS.interval_s
         decision = self.controller.step(
-            Seen(self.now, self.members, {"r": pb.RouterLoad()}, self.places, self.plan)
+            Seen(self.now, self.members, {"r": load or pb.RouterLoad()}, self.places, self.plan)
         )
         self.plan = {key: dict(value) for key, value in decision.plan.items()}
-        self.now += GOALS.interval_s
         return decision
 
 
 def test_nothing_is_stopped_while_nothing_is_known():
-    one = Idle([*PAIR, member("e", D)], "pde")
+    one = Steps([*PAIR, member("e", D)], "pde")
     assert not any(one.step().stops for _ in range(60))
 
 
 def test_a_worker_that_never_registers_is_given_up():
-    one = Idle(PAIR, "pdx")
+    one = Steps(PAIR, "pdx")
     one.plan = {"fleet": {"p": P, "d": D, "x": D}}
     assert one.step().present == Counts(1, 2)
     one.now = START_S + 3
@@ -156,17 +157,15 @@ def test_advice_is_not_limited_by_places():
     assert run["advise"] > run["on"] == 1
 
 
-class Encoding:
+class Encoding(Steps):
     """1P1D without load, and places for encode workers. An image has 1,000 tokens and takes 0.1 s."""
 
     def __init__(self, most=4):
-        self.controller = Controller(goals(encode=Bounds(0, most)))
+        there = [*"pdx", *(f"e{at}" for at in range(most))]
+        super().__init__(PAIR, there, goals(encode=Bounds(0, most)), e0=E, e1=E, e2=E, e3=E)
         self.counts = {}  # the encode workers' loads, keyed by place
         self.load = pb.RouterLoad()
         self.images = Histogram(TOKENS)
-        self.places = places([*"pdx", *(f"e{at}" for at in range(most))], e0=E, e1=E, e2=E, e3=E)
-        self.plan = {}
-        self.now = 0.0
         self.queued = 0.0  # s of work
 
     def run(self, seconds, per_s):
@@ -182,23 +181,16 @@ class Encoding:
                 one.counts.busy_s += busy_s
                 one.counts.computed_tokens += round(10_000 * busy_s)
             self.queued = max(0.0, self.queued - step_s * len(self.counts))
-            self.now += step_s
-            load = pb.RouterLoad(images=self.images.counts, image_tokens=self.load.image_tokens)
-            decision = self.controller.step(
-                Seen(self.now, self.members(), {"r": load}, self.places, self.plan)
-            )
-            self.plan = {key: dict(value) for key, value in decision.plan.items()}
+            each = round(10_000 * self.queued / max(1, len(self.counts)))
+            encoders = [replace(member(name, E), queued_tokens=each) for name in self.counts]
+            for one in encoders:
+                one.load.CopyFrom(self.counts[one.name])
+            self.members = [*PAIR, *encoders]
+            self.step(pb.RouterLoad(images=self.images.counts, image_tokens=self.load.image_tokens))
             ordered = [name for name, role in self.plan["fleet"].items() if role == E]
             self.counts = {name: self.counts.get(name, pb.WorkerLoad()) for name in ordered}
         assert {name for name, role in self.plan["fleet"].items() if role != E} == {"p", "d"}
         return sorted(self.counts)
-
-    def members(self):
-        each = round(10_000 * self.queued / max(1, len(self.counts)))
-        made = [replace(member(name, E), queued_tokens=each) for name in self.counts]
-        for one in made:
-            one.load.CopyFrom(self.counts[one.name])
-        return [*PAIR, *made]
 
 
 def test_encode_workers_come_and_go_with_the_images():
@@ -219,12 +211,12 @@ def test_encode_workers_stay_without_a_maximum():
 
 
 def test_a_place_takes_encode_workers_only_if_it_says_so():
-    draft = Draft(Seen(0.0, [*PAIR, member("e", E)], places=places("pdxe", e=E)))
+    draft = drafted([*PAIR, member("e", E)], "pdxe", e=E)
     draft.start(E, 1)
     assert not draft.starts
     draft.stop(E, 1, Bounds(0, 2))  # even the last one
     assert [one.worker_id for one in draft.stops] == ["e"]
-    draft = Draft(Seen(0.0, PAIR, places=places("pdxe", e=E)))
+    draft = drafted(PAIR, "pdxe", e=E)
     assert [place.name for _, place in draft.empty(OTHER)] == ["x"]
     draft.start(P, 3)
     draft.start(E, 3)

@@ -55,9 +55,8 @@ def router(requests, prompt=100, output=20, waiting=0):
 def test_rates_follow_routers_counts():
     meter = DemandMeter()
     for step in range(60):
-        demand = meter.take(
-            2.0 * step, {"a": router(1_000 + 8 * step), "b": router(2 * step, 300, waiting=3)}
-        )
+        loads = {"a": router(1_000 + 8 * step), "b": router(2 * step, 300, waiting=3)}
+        demand = meter.take(2.0 * step, loads)
     assert demand.requests_per_s == pytest.approx(5.0, rel=0.01)
     assert demand.prompt_tokens_per_s == pytest.approx(4 * 100 + 300, rel=0.01)
     assert (demand.output_tokens, demand.waiting) == (pytest.approx(20), 3)
@@ -286,11 +285,8 @@ def test_encode_workers_follow_the_images():
 
 
 def test_one_encode_worker_shows_how_fast_they_are():
-    assert [encoders(rate, KNOWN, there).encode for rate, there in ((0.0, 0), (9.0, 0), (9.0, 3))] == [
-        0,
-        1,
-        3,
-    ]
+    numbers = [encoders(rate, KNOWN, there).encode for rate, there in ((0.0, 0), (9.0, 0), (9.0, 3))]
+    assert numbers == [0, 1, 3]
 
 
 def test_without_a_maximum_encode_workers_stay():

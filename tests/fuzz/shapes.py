@@ -182,28 +182,25 @@ def history(draw):
     """Return a valid conversation like an agent's, of a few thousand messages at most."""
     count = min(2_000, max(1, draw.size // 400))
     text = "x " * min(2_000, draw.size // (2 * count))
-    if draw.path == "/v1/responses":
-        turn = [
-            {"role": "user", "content": text},
+    turns = {
+        "/v1/responses": (
             {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c", "output": text},
-        ]
-        return draw.right(input=turn * (count // 2 + 1))
-    if draw.path.startswith("/v1/messages"):
-        turn = [
-            {"role": "user", "content": text},
+        ),
+        "/v1/messages": (
             {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": text}]},
-        ]
-        return draw.right(messages=turn * (count // 2 + 1))
-    if draw.path.startswith("/v1/chat"):
-        turn = [
-            {"role": "user", "content": text},
+        ),
+        "/v1/chat": (
             {"role": "assistant", "content": None, "tool_calls": [CALL]},
             {"role": "tool", "tool_call_id": "c", "content": text},
-        ]
-        messages = turn * (count // 2 + 1)
-        return draw.right(messages=[messages] if draw.path.endswith("batch") else messages)
+        ),
+    }
+    for path, tool in turns.items():
+        if draw.path.startswith(path):
+            messages = [{"role": "user", "content": text}, *tool] * (count // 2 + 1)
+            field = "input" if path == "/v1/responses" else "messages"
+            return draw.right(**{field: [messages] if draw.path.endswith("batch") else messages})
     return draw.right(prompt=[[5] * (draw.size // 3)] if draw.path == "/v1/completions" else text * count)
 
 

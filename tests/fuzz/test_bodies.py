@@ -161,8 +161,7 @@ def run_worker(scheduler_port):
         settings = SchedulerSettings(
             address=f"127.0.0.1:{scheduler_port}", max_queued_prompt_tokens=4 * MAX_MODEL_LEN
         )
-        async with SchedulerServer(settings) as server:
-            members = Members(server.address)
+        async with SchedulerServer(settings) as server, Members(server.address) as members:
             worker = FakeWorker("m0", pb.ROLE_MIXED, step_s=STEP_S)
             worker.max_model_len = MAX_MODEL_LEN
             await members.add(worker)

@@ -9,6 +9,7 @@ import pytest
 from baton.handoff.memory import segments
 from baton.handoff.memory.segments import DIRECTORY
 from harness import support
+from tests.handoff import checkpoints
 
 
 def own_segments():
@@ -28,6 +29,12 @@ def own_folder(monkeypatch):
     with tempfile.TemporaryDirectory(prefix="baton-test-", dir=DIRECTORY) as folder:
         monkeypatch.setattr(segments, "DIRECTORY", Path(folder))
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """A checkpoint that loads in a second."""
+    return checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
 
 
 @pytest.fixture

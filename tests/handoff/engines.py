@@ -2,8 +2,8 @@
 
 from contextlib import contextmanager
 
-from baton.handoff.params import load_params
-from harness.engines import prefill
+from baton.handoff.params import load_params, save_params
+from harness.engines import begin_decode, begin_prefill, end_decode, end_prefill, prefill, pulled
 from harness.support import eventually
 from tests.handoff.caches import released
 
@@ -34,7 +34,61 @@ def until_nothing_is_held(engine):
     until(lambda: engine.call(held) == (0, 0), "a handoff stayed pinned")
 
 
+def pull_early(source, target, name, prompt, count):
+    """Hand a prompt over while it is prefilled.
+
+    Returns the manifest and the bytes of its first step, the source's answer, and the target's.
+    """
+    early = source.call(begin_prefill, name, prompt)
+    there = target.call(begin_decode, name, prompt, count, early)
+    first = source.call(end_prefill, name)
+    target.call(pulled, name, 1)
+    return early, there, first, target.call(end_decode, name, first.tokens, manifest_of(first))
+
+
+def hand_over(source, target, prompts, expected, *, stock=False):
+    """Hand over all prompts at once, and compare the answers. Return the target's, and the manifests.
+
+    stock: as in stock vLLM, the target gets no token, and computes the prompt's last position again.
+    """
+    name = f"{source.name}-{target.name}"
+    named = {f"{name}-{number}": prompt for number, prompt in enumerate(prompts)}
+    firsts = source.call(prefill_all, named)
+    manifests = {key: manifest_of(first) for key, first in firsts.items()}
+    written = {} if stock else {key: first.tokens for key, first in firsts.items()}
+    answers = target.call(decode_all, named, len(expected[0]), manifests, written)
+    problems = [str(one.loaded.problem) for one in answers.values() if one.loaded and one.loaded.problem]
+    assert problems == []
+    found = [written.get(key, []) + answer.tokens for key, answer in answers.items()]
+    equal = sum(one == right for one, right in zip(found, expected, strict=True))
+    assert f"{name}: {equal}" == f"{name}: {len(prompts)}"
+    assert source.call(held) == (0, 0)
+    return [*answers.values()], [*manifests.values()]
+
+
 # Runs in the engine's process.
+
+
+def prefill_all(engine, prompts):
+    answers = {name: engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()}
+    engine.run()
+    return answers
+
+
+def decode_all(engine, prompts, count, manifests, written):
+    answers = {}
+    for name, prompt in prompts.items():
+        params = load_params(1, manifests[name].num_tokens, manifests[name])
+        answers[name] = engine.add(name, prompt, count, params, written=written.get(name, ()))
+    engine.run()
+    return answers
+
+
+def generate_all(engine, prompts, count):
+    """Answer all prompts at once, without a handoff."""
+    answers = [engine.add(f"alone-{number}", prompt, count) for number, prompt in enumerate(prompts)]
+    engine.run()
+    return [answer.tokens for answer in answers]
 
 
 def forget(engine):

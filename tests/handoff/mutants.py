@@ -8,6 +8,7 @@ import contextlib
 import struct
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -205,8 +206,7 @@ def _shuffled(rng, manifest, stage):
 
 def manifest_fields(rng, stage):
     """Change fields before or after the manifest is sealed."""
-    manifest = Manifest()
-    manifest.CopyFrom(stage.right)
+    manifest = deepcopy(stage.right)
     while meaning(manifest, stage.transport) == meaning(stage.right, stage.transport):
         # the first of two shards belongs to another worker, with the same rank
         rng.choice([*_FIELDS, *_PLACES[stage.transport] * 2])(rng, manifest, stage)
@@ -222,8 +222,7 @@ def manifest_fields(rng, stage):
 def swapped(rng, stage):
     """Use a correct manifest of another save, as it is or under this request's name."""
     whose = rng.randrange(6)
-    manifest, kind = Manifest(), "swapped: "
-    manifest.CopyFrom(stage.right)
+    manifest, kind = deepcopy(stage.right), "swapped: "
     if whose == 0:
         manifest, kind = stage.others, kind + "another request's"
     elif whose == 1:
@@ -232,8 +231,7 @@ def swapped(rng, stage):
         manifest.epoch, kind = 1, kind + "an older epoch's"
         seal(manifest)
     elif whose == 3:
-        chosen = rng.choice((stage.others, stage.theirs))
-        manifest.CopyFrom(chosen)
+        manifest = deepcopy(rng.choice((stage.others, stage.theirs)))
         manifest.request_id, manifest.epoch = stage.right.request_id, stage.right.epoch
         seal(manifest)
         kind += "another's under this request's name"
@@ -329,8 +327,7 @@ def stream(rng, stage):
         spoil(rng, chunks, stage)
         messages = [_encoded(chunk) for chunk in chunks]
     stage.false_source.messages = messages
-    manifest = Manifest()
-    manifest.CopyFrom(stage.right)
+    manifest = deepcopy(stage.right)
     manifest.shards[0].address = stage.false_source.address
     return Mutant(f"stream: {kind}", seal(manifest).SerializeToString(), untouched=False)
 

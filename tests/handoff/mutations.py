@@ -19,10 +19,8 @@ import torch
 from google.protobuf.message import DecodeError
 
 from baton.handoff import transports
-from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError, MalformedManifest, named
 from baton.handoff.groups import num_records
-from baton.handoff.load.loader import Loader
 from baton.handoff.load.pull import LoadJob
 from baton.handoff.reports import Problem, ShardLoad
 from baton.kernels.kv_pack import WIRE_DTYPES
@@ -70,26 +68,16 @@ class Range:
         blocks = num_records(groups, TOKENS)
         self._cache = make(CACHE_BLOCKS, 2, wire_dtype)
         chunk_bytes = CHUNK_RECORDS * self._cache.record_bytes
+        given = {"chunk_bytes": chunk_bytes, "groups": groups, "names": [transport]}
         self._source, self._neighbour = (
-            caches.source(
-                make(CACHE_BLOCKS, which, wire_dtype),
-                chunk_bytes=chunk_bytes,
-                groups=groups,
-                names=[transport],
-            )
-            for which in (1, 3)
+            caches.source(make(CACHE_BLOCKS, which, wire_dtype), **given) for which in (1, 3)
         )
         self._false = FalseSource()
-        self._client = HandoffClient()
-        self._transports = transports.create([transport])
-        self._loader = Loader(
-            self._cache,
-            caches.puller(self._cache, groups),
-            self._transports,
-            self._client,
-            pull_timeout_s=2.0,
-            chunk_bytes=chunk_bytes,
-        )
+        self._stack = contextlib.ExitStack()
+        for one in (self._neighbour, self._false):
+            self._stack.callback(one.close)
+        pair = caches.pair_of(self._source, self._cache, transports.create([transport]), chunk_bytes)
+        self._loader = self._stack.enter_context(pair).loader
         self._blocks = caches.random_blocks(CACHE_BLOCKS, blocks, 1)
         self._into = caches.random_blocks(CACHE_BLOCKS, blocks, 3)
         self._saved_parts = caches.parts(groups, TOKENS, self._blocks)
@@ -103,12 +91,7 @@ class Range:
         self._right = self._learn()
 
     def close(self):
-        self._loader.close()
-        self._transports[0].close()
-        self._false.close()
-        for source in (self._source, self._neighbour):
-            source.close()
-        self._client.close()
+        self._stack.close()
 
     def run(self, number):
         makers = mutants.makers(self.transport)

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import math
 import random
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -232,6 +231,7 @@ class Workers:
 
     sources: list[Source]
     loaders: list[Loader]
+    right: list[HostBlockCache]  # the sources' KV, divided among the puller's ranks
 
     def begin(self, blocks, tokens, *, first):
         """Save the first records on all ranks; return the manifest, and the other jobs."""
@@ -257,35 +257,36 @@ class Workers:
     def held(self):
         return sum(one.staging.held()[0] for one in self.sources)
 
+    def check(self, eventually, blocks, into):
+        """Check that each loader brings its groups' blocks, unless they are quantised, and the saves end."""
+        for loader, right in zip(self.loaders, self.right, strict=True):
+            cache = loader._cache
+            groups = {cache.layers[one].group for one in cache.form.layers_of(cache.rank, len(cache.layers))}
+            (done,) = eventually(loader.take_finished)
+            assert (done.problem, done.blocks) == (None, 6 * len(groups))
+            if right.form.wire_dtype == "auto":
+                for group in range(2):
+                    found = content(cache, group, into)
+                    assert np.array_equal(found, content(right, group, blocks))
+        eventually(lambda: self.held() == 0)
+
 
 @contextmanager
 def workers(there, here, transport, wire="auto"):
     """there, here: ranks of a stage, and stages."""
     with ExitStack() as stack:
-        sources = [
-            stack.enter_context(closing(source(cache, groups=GROUPS, rank=rank)))
-            for rank, cache in enumerate(caches(1, there[0], wire, there[1]))
-        ]
-        client = stack.enter_context(closing(HandoffClient()))
-        made = [
-            stack.enter_context(closing(transports.create([transport])[0])) for _ in range(math.prod(here))
-        ]
-        loaders = [
-            stack.enter_context(
-                closing(
-                    Loader(
-                        cache,
-                        puller(cache, GROUPS),
-                        [made.pop()],
-                        client,
-                        pull_timeout_s=10 * PATIENCE,
-                        chunk_bytes=3 * cache.record_bytes,
-                    )
-                )
-            )
-            for cache in caches(2, here[0], stages=here[1])
-        ]
-        yield Workers(sources, loaders)
+
+        def kept(made):
+            return stack.enter_context(closing(made))
+
+        made = enumerate(caches(1, there[0], wire, there[1]))
+        sources = [kept(source(cache, groups=GROUPS, rank=rank)) for rank, cache in made]
+        client, loaders = kept(HandoffClient()), []
+        for cache in caches(2, here[0], stages=here[1]):
+            pulling = [kept(one) for one in transports.create([transport])]
+            times = {"pull_timeout_s": 10 * PATIENCE, "chunk_bytes": 3 * cache.record_bytes}
+            loaders.append(kept(Loader(cache, puller(cache, GROUPS), pulling, client, **times)))
+        yield Workers(sources, loaders, caches(1, here[0], wire, here[1]))
 
 
 @pytest.mark.parametrize(
@@ -320,23 +321,7 @@ def test_each_rank_gets_its_heads_early_or_not_and_the_last_one_releases(
             assert made.held() >= 1
             loader.complete(job.key, manifest)
         made.loaders[0].complete(job.key, manifest)
-        for loader in made.loaders:
-            done = []
-            eventually(lambda loader=loader, done=done: bool(done.extend(loader.take_finished()) or done))
-            assert [(one.problem, one.blocks) for one in done] == [(None, 6 * len(groups_of(loader)))]
-        eventually(lambda: made.held() == 0)
-        if wire == "auto":
-            for rank, loader in enumerate(made.loaders):
-                right = caches(1, here[0], stages=here[1])[rank]
-                for group in range(2):
-                    found = content(loader._cache, group, into)
-                    assert np.array_equal(found, content(right, group, blocks))
-
-
-def groups_of(loader):
-    """The groups whose layers a loader's rank has."""
-    cache = loader._cache
-    return {cache.layers[one].group for one in cache.form.layers_of(cache.rank, len(cache.layers))}
+        made.check(eventually, blocks, into)
 
 
 @pytest.mark.parametrize(
@@ -357,11 +342,4 @@ def test_a_window_serves_every_rank(there, here, transport, eventually):
         job = LoadJob("r", 1, manifest.num_tokens, into_both, manifest=manifest, complete=True)
         for loader in made.loaders:
             loader.reserve(job)
-        for loader, right in zip(made.loaders, caches(1, here[0], stages=here[1]), strict=True):
-            done = []
-            eventually(lambda loader=loader, done=done: bool(done.extend(loader.take_finished()) or done))
-            assert [(one.problem, one.blocks) for one in done] == [(None, 6 * len(groups_of(loader)))]
-            for group in range(2):
-                found = content(loader._cache, group, into)
-                assert np.array_equal(found, content(right, group, blocks))
-        eventually(lambda: made.held() == 0)
+        made.check(eventually, blocks, into)

@@ -3,7 +3,6 @@
 WHOLE_TABLE=1 runs all families.
 """
 
-import itertools
 import os
 import time
 from dataclasses import replace
@@ -20,17 +19,15 @@ from baton.handoff.vllm.ec_connector import EMBEDDINGS, form_of, shelf_of
 from baton.protos.handoff_pb2 import EmbeddingManifest
 from baton.services.config import HandoffSettings
 from baton.services.engine.build import image_connector
-from baton.services.engine.patches import failed_step, kept_images
+from baton.services.engine.patches import kept_images
 from harness.architectures.registry import VISIONS
 from harness.engines import Answer, EngineProcess
-from harness.seeing import cold, metadata, options, preempt, prompt
+from harness.seeing import WRITTEN, add, alone, cold, fail_step, metadata, options, preempt, prompt
 
-WRITTEN = 10
 A, B = 1, 2  # images of one size
 MODELS = list(VISIONS) if "WHOLE_TABLE" in os.environ else ["qwen2.5-vl"]
 
 pytestmark = pytest.mark.timeout(300)
-_names = itertools.count()
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -68,23 +65,22 @@ def keep_8_mib():
 # In the encode worker's process.
 
 
-def add(engine, name, feature):
-    """Queue a request that has only one image."""
+def add_image(engine, feature):
+    """Queue a request that has only one image; return its name and answer."""
     place = feature.mm_position
     only = replace(feature, mm_position=replace(place, offset=0))
-    return engine.add(name, [5] * place.length, 1, features=[only])
+    return add(engine, [5] * place.length, 1, features=[only])
 
 
 def encoded(engine, mark, seeds):
     """Encode images, one request each. Return their names, numbers of embeddings and manifests."""
     found = []
     for feature in prompt(engine, mark, seeds)[1]:
-        place = feature.mm_position
-        answer = add(engine, f"encode-{next(_names)}", feature)
+        _, answer = add_image(engine, feature)
         engine.run()
         assert (answer.tokens, answer.finish_reason) == ([], "stop")
         shelf = shelf_of(engine.core.vllm_config)
-        manifest = shelf.manifest(feature.identifier, place.get_num_embeds())
+        manifest = shelf.manifest(feature.identifier, feature.mm_position.get_num_embeds())
         found.append((feature.identifier, manifest.rows, manifest.SerializeToString()))
     return found
 
@@ -104,26 +100,12 @@ def computed_again(engine, mark):
 
 def behind_a_failed_step(engine, mark):
     """Fail a step of an encode, and encode another image. Return whether it is on the shelf."""
-    recovery, executor = failed_step.FailedStep(engine.core), engine.core.model_executor
-    [feature] = prompt(engine, mark, [7])[1]
-    add(engine, "failing", feature)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, "execute_model", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError) as failed:
-            engine.step()
-    assert recovery.recover(failed.value) == ["failing"]
+    name, _ = add_image(engine, *prompt(engine, mark, [7])[1])
+    assert fail_step(engine) == [name]
     return bool(encoded(engine, mark, [7]))
 
 
 # In the process of the engine that runs prompts.
-
-
-def alone(engine, mark, seeds):
-    ids, features = prompt(engine, mark, seeds)
-    answer = engine.add(f"alone-{next(_names)}", ids, WRITTEN, features=features)
-    engine.run()
-    cold(engine)
-    return answer.tokens
 
 
 def pulled(engine, images, transport):
@@ -137,12 +119,13 @@ def pulled(engine, images, transport):
     return found
 
 
-def answers(engine, mark, asked, images, transport, *, lost=False):
+def answers(engine, mark, asked, images, transport, lost=False):
     """Answer prompts at once, with pulled embeddings and the images' metadata. lost: preempt them all."""
     brought, running = pulled(engine, images, transport), []
     for seeds in asked:
         ids, features = prompt(engine, mark, seeds)
-        made = engine.made(name := f"brought-{next(_names)}", ids, WRITTEN, features=metadata(features))
+        name = f"brought-{len(engine.answers)}"
+        made = engine.made(name, ids, WRITTEN, features=metadata(features))
         setattr(made, EMBEDDINGS, {one.identifier: brought[one.identifier] for one in features})
         engine.answers[name] = answer = Answer()
         engine.core.add_request(made)
@@ -177,14 +160,10 @@ def test_several_requests_with_the_same_image_at_once(engine, model, images):
 
 
 def test_a_preempted_request_loads_its_embeddings_again(engine, model, images):
-    [(tokens, end)] = engine.call(answers_of_a_lost_one, model.mark, [[A, B]], images, "shm")
+    [(tokens, end)] = engine.call(answers, model.mark, [[A, B]], images, "shm", True)
     assert end == "length"
     if model.dtype != "bfloat16":  # tokens that are computed again are rounded differently
         assert tokens == engine.call(alone, model.mark, [A, B])
-
-
-def answers_of_a_lost_one(engine, *given):
-    return answers(engine, *given, lost=True)
 
 
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="takes long")

@@ -1,5 +1,6 @@
 """The connector's view of vLLM's groups, and of steps that cannot be saved."""
 
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -163,6 +164,27 @@ PREEMPTED = Step(0, [])
 PREEMPTED.preempted_req_ids = {"r"}
 
 
+@contextmanager
+def side_with(*groups):
+    extra = HandoffSettings(listen="127.0.0.1:0").connector
+    config = HandoffConfig.from_extra_config(extra | {"worker_id": "w"})
+    with closing(SchedulerSide(config, groups, 100)) as side:
+        yield side
+
+
+def request(tokens, max_tokens=1):
+    """A request to save, which ends with `max_tokens`."""
+    return SimpleNamespace(
+        request_id="r",
+        num_tokens=tokens,
+        num_computed_tokens=0,
+        num_output_tokens=0,
+        max_tokens=max_tokens,
+        kv_transfer_params=save_params(1),
+        status=RequestStatus.FINISHED_LENGTH_CAPPED,
+    )
+
+
 @pytest.mark.parametrize(
     ("step", "why"),
     [
@@ -172,77 +194,45 @@ PREEMPTED.preempted_req_ids = {"r"}
     ],
 )
 def test_a_step_that_overwrites_what_is_to_be_saved_saves_nothing(step, why):
-    extra = HandoffSettings(listen="127.0.0.1:0").connector
-    config = HandoffConfig.from_extra_config(extra | {"worker_id": "w"})
-    groups = CacheGroup(32), CacheGroup(32, window=33), CacheGroup(512, state="s")
-    side = SchedulerSide(config, groups, 100)
-    request = SimpleNamespace(
-        request_id="r",
-        num_tokens=70,
-        num_computed_tokens=0,
-        num_output_tokens=0,
-        max_tokens=1,
-        kv_transfer_params=save_params(1),
-    )
-    side.add(request)
-    assert side.loadable_tokens(request, 0) == 0
-    jobs = side.build_step(step)
-    problems = [str(saved.problem) for saved in side.take_reports().saved]
+    with side_with(CacheGroup(32), CacheGroup(32, window=33), CacheGroup(512, state="s")) as side:
+        side.add(asked := request(70))
+        assert side.loadable_tokens(asked, 0) == 0
+        jobs = side.build_step(step)
+        problems = [str(saved.problem) for saved in side.take_reports().saved]
     if why is None:
         assert [len(part.block_ids) for part in jobs.saves[0].parts] == [3, 2, 1]
         assert problems == []
     else:
         assert jobs.saves == []
         assert problems == [f"SaveFailed: KV of request 'r', epoch 1: {why}"]
-    side.close()
 
 
-def test_a_window_is_for_a_request_that_ends_with_its_prompt():
-    extra = HandoffSettings(listen="127.0.0.1:0").connector
-    side = SchedulerSide(HandoffConfig.from_extra_config(extra | {"worker_id": "w"}), (CacheGroup(32),), 100)
-    side.set_ranks({0: RankHandshake(0, "", "nowhere:0", "nowhere:0", 8, True, "00", {})})
-    step = Step(320, list(range(1, 11)))
-    for max_tokens, slots in ((1, 2), (2, 10)):
-        request = SimpleNamespace(
-            request_id="r",
-            num_tokens=320,
-            num_computed_tokens=0,
-            num_output_tokens=0,
-            max_tokens=max_tokens,
-            kv_transfer_params=save_params(1),
-            status=RequestStatus.FINISHED_LENGTH_CAPPED,
-        )
-        side.add(request)
-        (job,) = side.build_step(step).saves
+@pytest.mark.parametrize(("max_tokens", "slots"), [(1, 2), (2, 10)])
+def test_a_window_is_for_a_request_that_ends_with_its_prompt(max_tokens, slots):
+    with side_with(CacheGroup(32)) as side:
+        side.set_ranks({0: RankHandshake(0, "", "nowhere:0", "nowhere:0", 8, True, "00", {})})
+        side.add(asked := request(320, max_tokens))
+        (job,) = side.build_step(Step(320, list(range(1, 11)))).saves
         assert job.slots == slots
         # steps may overlap: the next one may take its blocks before its end is known
-        assert side.build_step(PREEMPTED).preempted == ([("r", 1)] if slots == 2 else [])
-        assert side.finished(request) == (slots == 2)
-        assert side.build_step(Step(0, [])).ended == ([("r", 1)] if slots == 2 else [])
-    side.close()
+        windowed = [("r", 1)] if slots == 2 else []
+        assert side.build_step(PREEMPTED).preempted == windowed
+        assert side.finished(asked) == bool(windowed)
+        assert side.build_step(Step(0, [])).ended == windowed
 
 
 def test_ranks_on_another_machine():
     """They are dialled at their published addresses, and their clocks are ignored here."""
-    extra = HandoffSettings(listen="127.0.0.1:0").connector
-    side = SchedulerSide(HandoffConfig.from_extra_config(extra | {"worker_id": "w"}), (CacheGroup(32),), 100)
     here = RankHandshake(0, host_id(), "127.0.0.1:1", "a:1", 8, True, "00", {})
-    side.set_ranks({0: here, 1: RankHandshake(1, "elsewhere", "127.0.0.1:1", "b:1", 8, True, "00", {})})
-    assert side.addresses == ["127.0.0.1:1", "b:1"]
-    assert side.published_addresses == ["a:1", "b:1"]
-    request = SimpleNamespace(
-        request_id="r",
-        num_tokens=32,
-        num_computed_tokens=0,
-        num_output_tokens=0,
-        max_tokens=1,
-        kv_transfer_params=save_params(1),
-    )
-    side.add(request)
-    side.build_step(Step(32, [1]))
-    shard = Shard().SerializeToString()
-    saves = [ShardSave("r", 1, rank, shard, saved_at_s) for rank, saved_at_s in enumerate((7.0, 1e9))]
-    side.update(StepResults(saves=saves))
-    (saved,) = side.take_reports().saved
-    assert saved.manifest.saved_at_s == 7.0
-    side.close()
+    there = RankHandshake(1, "elsewhere", "127.0.0.1:1", "b:1", 8, True, "00", {})
+    with side_with(CacheGroup(32)) as side:
+        side.set_ranks({0: here, 1: there})
+        assert side.addresses == ["127.0.0.1:1", "b:1"]
+        assert side.published_addresses == ["a:1", "b:1"]
+        side.add(request(32))
+        side.build_step(Step(32, [1]))
+        shard = Shard().SerializeToString()
+        saves = [ShardSave("r", 1, rank, shard, saved_at_s) for rank, saved_at_s in enumerate((7.0, 1e9))]
+        side.update(StepResults(saves=saves))
+        (saved,) = side.take_reports().saved
+        assert saved.manifest.saved_at_s == 7.0

@@ -16,19 +16,14 @@ from harness.engines import (
     BLOCK_SIZE,
     EngineProcess,
     Options,
-    begin_decode,
-    begin_prefill,
     decode,
-    end_decode,
-    end_prefill,
     generate,
     least_gaps,
     prefer,
     prefill,
-    pulled,
 )
 from tests.handoff.caches import EVERY, TRANSPORTS
-from tests.handoff.engines import failing, forget, free, loaded_of, manifest_of
+from tests.handoff.engines import failing, forget, free, loaded_of, manifest_of, pull_early
 
 WRITTEN = 24
 LENGTHS = (16, 33, 200)
@@ -251,13 +246,7 @@ def test_full_attention_is_pulled_early(decoding):
     expected = source.call(generate, "early-alone", prompt, WRITTEN)
     for one in decoding:
         one.call(forget)
-    early = source.call(begin_prefill, "early", prompt)
-    assert early is not None
-    there = target.call(begin_decode, "early", prompt, WRITTEN, early)
-    first = source.call(end_prefill, "early")
-    assert first.saved.manifest is not None
-    target.call(pulled, "early", 1)
-    answer = target.call(end_decode, "early", first.tokens, first.saved.manifest)
+    early, there, first, answer = pull_early(source, target, "early", prompt, WRITTEN)
     assert first.tokens + answer.tokens == expected
     assert answer.loaded.blocks == num_records(kept, length)
     record = early.shards[0].record_bytes

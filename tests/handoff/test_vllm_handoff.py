@@ -10,7 +10,7 @@ import pytest
 
 from baton.handoff.channels import HandoffClient
 from baton.handoff.load.loader import State
-from baton.handoff.params import load_params, save_params
+from baton.handoff.params import load_params
 from baton.handoff.reports import Loaded
 from harness.engines import (
     BLOCK_SIZE,
@@ -20,7 +20,6 @@ from harness.engines import (
     begin_prefill,
     clear_prompt,
     decode,
-    end_decode,
     end_prefill,
     generate,
     prefer,
@@ -29,18 +28,24 @@ from harness.engines import (
 )
 from tests.handoff import checkpoints
 from tests.handoff.caches import EVERY, TRANSPORTS, released
-from tests.handoff.engines import abort, forget, free, loaded_of, read, states, until_nothing_is_held
+from tests.handoff.engines import (
+    abort,
+    decode_all,
+    forget,
+    free,
+    loaded_of,
+    prefill_all,
+    pull_early,
+    read,
+    states,
+    until_nothing_is_held,
+)
 
 LENGTHS = [1, 32, 33, 300]
 WRITTEN = 8
 _drawn = random.Random()
 
 pytestmark = pytest.mark.timeout(240)  # engines start within the first test of each
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
 
 
 @pytest.fixture(scope="module")
@@ -126,22 +131,12 @@ def test_a_prompt_whose_start_was_cached_is_saved_whole(reader, writer):
     until_nothing_is_held(reader)
 
 
-def read_many(engine, prompts):
-    answers = {name: engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()}
-    engine.run()
-    return {name: answer.saved.manifest for name, answer in answers.items()}
-
-
 def write_many(engine, prompts, manifests):
     """Decode all at once, while another request runs."""
-    engine.add("running", [5] * 40, 60)
-    engine.run(until=lambda: len(engine.answers["running"].tokens) > 3)
-    answers = {
-        name: engine.add(name, prompt, WRITTEN, load_params(1, manifests[name].num_tokens, manifests[name]))
-        for name, prompt in prompts.items()
-    }
-    engine.run()
-    assert len(engine.answers["running"].tokens) == 60
+    running = engine.add("running", [5] * 40, 60)
+    engine.run(until=lambda: len(running.tokens) > 3)
+    answers = decode_all(engine, prompts, WRITTEN, manifests, {})
+    assert len(running.tokens) == 60
     return {name: answer.tokens for name, answer in answers.items()}
 
 
@@ -152,7 +147,7 @@ def test_many_loads_while_a_batch_is_running(reader, writer):
     expected = {
         name: reader.call(generate, f"{name}-alone", prompt, WRITTEN) for name, prompt in prompts.items()
     }
-    manifests = reader.call(read_many, prompts)
+    manifests = {name: answer.saved.manifest for name, answer in reader.call(prefill_all, prompts).items()}
     assert writer.call(write_many, prompts, manifests) == expected
     until_nothing_is_held(reader)
 
@@ -188,17 +183,11 @@ def test_the_end_of_an_attempt_does_not_stop_the_next_ones_load(reader, writer):
     until_nothing_is_held(reader)
 
 
-def read_all(engine, prompts):
-    """Prefill all at once; every prompt gets its token, saved or not."""
-    answers = [engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()]
-    engine.run()
-    assert all(len(answer.tokens) == 1 for answer in answers)
-    return [answer.saved for answer in answers]
-
-
 def test_full_staging_is_reported_and_the_answer_still_comes(model):
     with EngineProcess(Options(model, "small", cores="0", handoff={"staging_mib": 1})) as small:
-        saved = small.call(read_all, {f"full-{i}": prompt_of(300) for i in range(5)})
+        answers = small.call(prefill_all, {f"full-{i}": prompt_of(300) for i in range(5)}).values()
+        assert all(len(answer.tokens) == 1 for answer in answers)
+        saved = [answer.saved for answer in answers]
         kept = [one.manifest for one in saved if one.manifest is not None]
         assert len(kept) == 3
         assert [str(one.problem).split(":")[0] for one in saved if one.manifest is None] == [
@@ -207,8 +196,7 @@ def test_full_staging_is_reported_and_the_answer_still_comes(model):
         client = HandoffClient()
         assert all(released(client, manifest) for manifest in kept)
         client.close()
-        (later,) = small.call(read_all, {"later": prompt_of(300)})
-        assert later.problem is None
+        read(small, "later", prompt_of(300))
 
 
 def test_a_quantised_handoff_gives_nearly_the_same_answer_and_an_unquantised_one_is_loaded_too(model, reader):
@@ -244,29 +232,25 @@ def test_a_quantised_handoff_gives_nearly_the_same_answer_and_an_unquantised_one
 STEP = 128  # tokens
 
 
-def begin(reader, name, prompt):
-    """Prefill one step of a longer prompt."""
+def begin(reader, writer, name, prompt):
+    """Prefill one step of a longer prompt, and pull it."""
     reader.call(forget)
-    early = reader.call(begin_prefill, name, prompt)
-    assert (early.num_tokens, early.saved_at_s) == (len(prompt), 0)
-    return early
+    writer.call(begin_decode, name, prompt, WRITTEN, reader.call(begin_prefill, name, prompt))
 
 
 @pytest.mark.parametrize("length", [STEP + 1, 2 * STEP, 300])
 def test_a_prompt_is_pulled_while_it_is_prefilled(reader, writer, transport, length):
     prompt, name = clear_prompt_of(reader, length), f"stream-{length}-{transport}"
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
-    early = begin(reader, name, prompt)
+    reader.call(forget)
+    early, there, first, answer = pull_early(reader, writer, name, prompt, WRITTEN)
     record = early.shards[0].record_bytes
-    there = writer.call(begin_decode, name, prompt, WRITTEN, early)
+    assert (early.num_tokens, early.saved_at_s) == (length, 0)
     assert there == STEP // BLOCK_SIZE * record  # the records of the first step
-    first = reader.call(end_prefill, name)
     assert first.tokens == expected[:1]
     manifest = first.saved.manifest
     assert manifest.saved_at_s > 0
     assert manifest.chunks == -(-length // STEP)
-    writer.call(pulled, name, 1)
-    answer = writer.call(end_decode, name, first.tokens, manifest)
     assert first.tokens + answer.tokens == expected
     assert answer.loaded.problem is None
     assert answer.loaded.bytes == manifest.num_blocks * record
@@ -277,8 +261,7 @@ def test_a_prompt_is_pulled_while_it_is_prefilled(reader, writer, transport, len
 def test_an_aborted_prefill_ends_the_early_pull(reader, writer):
     prompt, name = prompt_of(300), "given-up"
     before = reader.call(free), writer.call(free)
-    early = begin(reader, name, prompt)
-    writer.call(begin_decode, name, prompt, WRITTEN, early)
+    begin(reader, writer, name, prompt)
     reader.call(abort, name)
     until_nothing_is_held(reader)
     writer.call(pulled, name, 1)
@@ -293,8 +276,7 @@ def test_a_cancelled_early_pull_does_not_affect_the_prefill(reader, writer):
     prompt, name = clear_prompt_of(reader, 300), "left"
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
     before = writer.call(free)
-    early = begin(reader, name, prompt)
-    writer.call(begin_decode, name, prompt, WRITTEN, early)
+    begin(reader, writer, name, prompt)
     assert "PullCancelled" in str(writer.call(abort, name).loaded.problem)
     assert writer.call(free) == before
     first = reader.call(end_prefill, name)

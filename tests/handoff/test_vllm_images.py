@@ -9,12 +9,10 @@ import pytest
 
 from baton.handoff.params import load_params, save_params
 from baton.handoff.vllm.ec_connector import IMAGE_LOST
-from baton.services.engine.patches import failed_step
 from harness.architectures.registry import VISIONS
 from harness.engines import EngineProcess
-from harness.seeing import cold, metadata, options, preempt, prompt
+from harness.seeing import WRITTEN, add, alone, cold, fail_step, metadata, options, preempt, prompt
 
-WRITTEN = 10
 A, B = 1, 2  # images of one size
 MODELS = list(VISIONS) if "WHOLE_TABLE" in os.environ else ["qwen2.5-vl", "qwen3.5-vision"]
 
@@ -34,8 +32,6 @@ def engine(model):
 
 # These run in the engine's process. how: the function that makes a request's features.
 
-_names = iter(range(1_000_000))
-
 
 def whole(features):
     return features
@@ -45,54 +41,51 @@ def nothing(_):
     return ()
 
 
-def alone(engine, mark, seeds):
+def resumed(engine, name, ids, first, features):
+    """Continue a saved request."""
+    params = load_params(1, first.saved.manifest.num_tokens, first.saved.manifest)
+    return engine.add(name, ids, WRITTEN, params, written=first.tokens, features=features)
+
+
+def saved_and_resumed(engine, mark, seeds, how):
+    """Prefill, and queue the rest behind cold caches. Return both answers, and the prompt's length."""
     ids, features = prompt(engine, mark, seeds)
-    answer = engine.add(f"alone-{next(_names)}", ids, WRITTEN, features=features)
+    name, first = add(engine, ids, 1, save_params(1), features=features)
     engine.run()
     cold(engine)
-    return answer.tokens
+    return first, resumed(engine, name, ids, first, how(features)), len(ids)
 
 
-def handed_over(engine, mark, seeds, how, *, keep=False):
+def handed_over(engine, mark, seeds, how):
     """Prefill and continue from saved KV. Return the tokens, how many were loaded, the prompt's length."""
-    ids, features = prompt(engine, mark, seeds)
-    name = f"handed-{next(_names)}"
-    first = engine.add(name, ids, 1, save_params(1), features=features)
-    engine.run()
-    if not keep:
-        cold(engine)
-    params = load_params(1, first.saved.manifest.num_tokens, first.saved.manifest)
-    rest = engine.add(name, ids, WRITTEN, params, written=first.tokens, features=how(features))
+    first, rest, length = saved_and_resumed(engine, mark, seeds, how)
     engine.run()
     assert rest.loaded.problem is None
-    if not keep:
-        cold(engine)
-    return first.tokens + rest.tokens, rest.loaded.tokens, len(ids)
+    cold(engine)
+    return first.tokens + rest.tokens, rest.loaded.tokens, length
 
 
 def behind_another(engine, mark, how):
     """Hand B over to an engine that already has A, in a prompt that differs in nothing else."""
-    saved = {}
+    saved = []
     for seed in (A, B):
         ids, features = prompt(engine, mark, [seed])
-        one = engine.add(f"save-{next(_names)}-{seed}", ids, 1, save_params(1), features=features)
+        name, first = add(engine, ids, 1, save_params(1), features=features)
         engine.run()
-        saved[seed] = ids, features, one, [*engine.answers][-1]
+        saved.append((name, ids, first, how(features)))
     cold(engine)
-    for seed in (A, B):
-        ids, features, one, name = saved[seed]
-        params = load_params(1, one.saved.manifest.num_tokens, one.saved.manifest)
-        rest = engine.add(name, ids, WRITTEN, params, written=one.tokens, features=how(features))
+    for given in saved:
+        rest = resumed(engine, *given)
         engine.run()
     cold(engine)
-    return one.tokens + rest.tokens
+    return first.tokens + rest.tokens
 
 
 def without_image(engine, mark):
     """Run a request whose image is neither available nor in the KV cache, and another one beside it."""
     ids, features = prompt(engine, mark, [A])
-    beside = engine.add(f"beside-{next(_names)}", prompt(engine, mark, [])[0], WRITTEN)
-    lost = engine.add(name := f"lost-{next(_names)}", ids, WRITTEN, features=metadata(features))
+    _, beside = add(engine, prompt(engine, mark, [])[0], WRITTEN)
+    name, lost = add(engine, ids, WRITTEN, features=metadata(features))
     request = engine.core.scheduler.requests[name]
     engine.run()
     cold(engine)
@@ -101,13 +94,7 @@ def without_image(engine, mark):
 
 def preempted(engine, mark, how):
     """Preempt a request some tokens after its handoff, with cold caches. Return its tokens and end."""
-    ids, features = prompt(engine, mark, [A, B])
-    name = f"preempted-{next(_names)}"
-    first = engine.add(name, ids, 1, save_params(1), features=features)
-    engine.run()
-    cold(engine)
-    params = load_params(1, first.saved.manifest.num_tokens, first.saved.manifest)
-    rest = engine.add(name, ids, WRITTEN, params, written=first.tokens, features=how(features))
+    first, rest, _ = saved_and_resumed(engine, mark, [A, B], how)
     engine.run(lambda: len(rest.tokens) >= 3)
     preempt(engine)
     engine.run()
@@ -118,9 +105,9 @@ def preempted(engine, mark, how):
 def preempted_behind_a_hit(engine, mark):
     """Preempt a request whose prompt came from the prefix cache, so that its images were not needed."""
     ids, features = prompt(engine, mark, [A, B])
-    engine.add(f"warm-{next(_names)}", ids, 1, features=features)
+    add(engine, ids, 1, features=features)
     engine.run()
-    answer = engine.add(f"hit-{next(_names)}", ids, WRITTEN, features=features)
+    _, answer = add(engine, ids, WRITTEN, features=features)
     engine.run(lambda: len(answer.tokens) >= 3)
     preempt(engine)
     engine.run()
@@ -131,14 +118,9 @@ def preempted_behind_a_hit(engine, mark):
 def behind_a_failed_step(engine, mark):
     """Answer about an image that a step scheduled, and did not encode, because it failed."""
     ids, features = prompt(engine, mark, [A])
-    recovery, executor = failed_step.FailedStep(engine.core), engine.core.model_executor
-    engine.add(f"failing-{next(_names)}", ids, WRITTEN, features=features)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, "execute_model", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError) as failed:
-            engine.step()
-    recovery.recover(failed.value)
-    answer = engine.add(f"behind-{next(_names)}", ids, WRITTEN, features=features)
+    name, _ = add(engine, ids, WRITTEN, features=features)
+    assert fail_step(engine) == [name]
+    _, answer = add(engine, ids, WRITTEN, features=features)
     engine.run()
     cold(engine)
     return answer.tokens

@@ -19,9 +19,8 @@ pytestmark = pytest.mark.timeout(240)  # an engine starts within the first test
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
+def engine(model):
     """An engine that hands over to itself."""
-    model = checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
     settings = {"dtype": "float32", "enable_prefix_caching": False}
     with EngineProcess(Options(model, "both", engine=settings)) as started:
         started.call(install)

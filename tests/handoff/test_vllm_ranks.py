@@ -24,8 +24,7 @@ ENGINE = {
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_each_rank_serves_and_pulls_its_own_shard_with_its_workers_certificate(tmp_path):
-    model = checkpoints.qwen2(tmp_path / "qwen2")
+def test_each_rank_serves_and_pulls_its_own_shard_with_its_workers_certificate(tmp_path, model):
     folder = tmp_path / "identity"
     identity.write(folder, Authority.create(tmp_path / "ca").issue(Name("test", Role.WORKER, "both")))
     secured = Options(

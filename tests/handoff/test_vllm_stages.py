@@ -8,20 +8,10 @@ import os
 
 import pytest
 
-from baton.handoff.params import load_params, save_params
 from harness.architectures import language
 from harness.architectures.registry import ARCHITECTURES
-from harness.engines import (
-    BLOCK_SIZE,
-    EngineProcess,
-    Options,
-    begin_decode,
-    begin_prefill,
-    end_decode,
-    end_prefill,
-    pulled,
-)
-from tests.handoff.engines import held, manifest_of
+from harness.engines import BLOCK_SIZE, EngineProcess, Options, generate
+from tests.handoff.engines import generate_all, hand_over, held, pull_early
 
 WHOLE = "WHOLE_TABLE" in os.environ
 COUNT, WRITTEN, STEP = 20 if WHOLE else 6, 12, 128
@@ -64,25 +54,6 @@ def compatibility(engine):
     return side.compatibility_hash, dict(side.facts)
 
 
-def read_all(engine, prompts):
-    answers = {name: engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()}
-    engine.run()
-    return {name: (answer.tokens[0], manifest_of(answer)) for name, answer in answers.items()}
-
-
-def write_all(engine, prompts, saved):
-    """Continue after the saved first tokens, or answer alone."""
-    for name, prompt in prompts.items():
-        if name in saved:
-            first, manifest = saved[name]
-            params = load_params(1, manifest.num_tokens, manifest)
-            engine.add(name, prompt, WRITTEN, params, written=[first])
-        else:
-            engine.add(name, prompt, WRITTEN)
-    engine.run()
-    return {name: engine.answers[name] for name in prompts}
-
-
 @pytest.mark.parametrize(("name", "most", "layers"), list(MODELS.values()), ids=list(MODELS))
 def test_stages_hand_over_to_any_stages(name, most, layers):
     """most: tokens of the longest prompt; 0: the architecture's own prompts, which are clear in its dtype."""
@@ -90,45 +61,24 @@ def test_stages_hand_over_to_any_stages(name, most, layers):
         drawn = [language.prompt(n, most)[-(20 + (most - 20) * n // COUNT) :] for n in range(COUNT)]
     else:
         drawn = ARCHITECTURES[name].prompts(COUNT)
-    prompts = {str(n): one for n, one in enumerate(drawn)}
-    one = EngineProcess(options(name, "one"))
-    two = EngineProcess(options(name, "two", layers))
-    with one, two:
+    with EngineProcess(options(name, "one")) as one, EngineProcess(options(name, "two", layers)) as two:
         assert one.call(compatibility) == two.call(compatibility)
-        expected = one.call(write_all, prompts, {})
-        for source, target, way in ((two, one, "2-1"), (one, two, "1-2"), (two, two, "2-2")):
-            named = {f"{way}-{key}": prompt for key, prompt in prompts.items()}
-            saved = source.call(read_all, named)
-            answers = target.call(write_all, named, saved)
-            loads = [answer.loaded for answer in answers.values() if answer.loaded is not None]
-            assert [str(load.problem) for load in loads if load.problem is not None] == []
-            assert all(load.blocks for load in loads)
-            assert len(loads) == COUNT
-            equal = [
-                key
-                for key in prompts
-                if [saved[f"{way}-{key}"][0], *answers[f"{way}-{key}"].tokens] == expected[key].tokens
-            ]
-            assert f"{way}: {len(equal)}" == f"{way}: {COUNT}"
-            assert source.call(held) == (0, 0)
-            shards = next(iter(saved.values()))[1].shards
-            assert [len(shard.layers) for shard in shards] == (
+        expected = one.call(generate_all, drawn, WRITTEN)
+        for source, target in ((two, one), (one, two), (two, two)):
+            answers, manifests = hand_over(source, target, drawn, expected)
+            assert all(answer.loaded.blocks for answer in answers)
+            assert [len(shard.layers) for shard in manifests[0].shards] == (
                 [int(each) for each in layers.split(",")] if source is two else [0]
             )
 
 
 def test_stages_are_pulled_early():
     """The first step's records of both stages, and the second step's of the first stage, which is ahead."""
-    prompt, name = language.prompt(1, 600)[-300:], "early"
+    prompt = language.prompt(1, 600)[-300:]
     with EngineProcess(options("eagle", "one")) as one, EngineProcess(options("eagle", "two", "3,3")) as two:
-        expected = one.call(write_all, {"alone": prompt}, {})["alone"].tokens
-        early = two.call(begin_prefill, name, prompt)
-        assert early is not None
-        there = one.call(begin_decode, name, prompt, WRITTEN, early)
+        expected = one.call(generate, "alone", prompt, WRITTEN)
+        early, there, first, last = pull_early(two, one, "early", prompt, WRITTEN)
         block = sum(shard.record_bytes for shard in early.shards)
         assert STEP // BLOCK_SIZE * block <= there < len(prompt) // BLOCK_SIZE * block
-        first = two.call(end_prefill, name)
-        one.call(pulled, name, 1)
-        last = one.call(end_decode, name, first.tokens, manifest_of(first))
         assert first.tokens + last.tokens == expected
         assert two.call(held) == (0, 0)

@@ -2,24 +2,14 @@
 
 import random
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 
 import pytest
 
-from baton.handoff.params import load_params, save_params
 from harness.architectures.experts import deepseek_v3
-from harness.engines import (
-    BLOCK_SIZE,
-    EngineProcess,
-    Options,
-    begin_decode,
-    begin_prefill,
-    end_decode,
-    end_prefill,
-    pulled,
-)
+from harness.engines import BLOCK_SIZE, EngineProcess, Options, generate
 from tests.handoff import checkpoints
-from tests.handoff.engines import held, manifest_of
+from tests.handoff.engines import generate_all, hand_over, held, pull_early
 
 WRITTEN = 12
 STEP = 128  # tokens
@@ -36,75 +26,32 @@ MLA = {
 pytestmark = pytest.mark.timeout(300)
 
 
-@dataclass
-class Pair:
-    """An engine with one rank, which also answers alone, and one with two."""
-
-    one: EngineProcess
-    two: EngineProcess
-
-
 @contextmanager
-def pair(options):
-    two = Options(**vars(options) | {"worker_id": "two", "cores": "0|1", "engine": options.engine | RANKS})
+def both(options):
+    """An engine with one rank, which also answers alone, and one with two."""
+    two = replace(options, worker_id="two", cores="0|1", engine=options.engine | RANKS)
     with EngineProcess(options) as one, EngineProcess(two) as other:
-        yield Pair(one, other)
+        yield one, other
 
 
-def read_all(engine, prompts):
-    answers = {name: engine.add(name, prompt, 1, save_params(1)) for name, prompt in prompts.items()}
-    engine.run()
-    return {name: manifest_of(answer) for name, answer in answers.items()}
+def hand_over_both_ways(one, two, prompts, transport):
+    expected = one.call(generate_all, prompts, WRITTEN)
+    for source, target in ((two, one), (one, two)):
+        answers, _ = hand_over(source, target, prompts, expected, stock=True)
+        assert {answer.loaded.transport for answer in answers if answer.loaded} == {transport}
 
 
-def write_all(engine, prompts, manifests):
-    def params(name):
-        return load_params(1, manifests[name].num_tokens, manifests[name]) if manifests is not None else None
-
-    for name, prompt in prompts.items():
-        engine.add(name, prompt, WRITTEN, params(name))
-    engine.run()
-    return {name: engine.answers[name] for name in prompts}
-
-
-def hand_over(made, draw):
-    """Prefill on each and decode on the other; check and return the answers."""
-    expected = made.one.call(write_all, {f"alone-{n}": prompt for n, prompt in enumerate(draw)}, None)
-    found = []
-    for source, puller, name in ((made.two, made.one, "2-1"), (made.one, made.two, "1-2")):
-        prompts = {f"{name}-{n}": prompt for n, prompt in enumerate(draw)}
-        answers = puller.call(write_all, prompts, source.call(read_all, prompts))
-        assert [
-            str(one.loaded.problem) for one in answers.values() if one.loaded and one.loaded.problem
-        ] == []
-        equal = sum(
-            one.tokens == right.tokens for one, right in zip(answers.values(), expected.values(), strict=True)
-        )
-        assert f"{name}: {equal}" == f"{name}: {len(draw)}"
-        assert source.call(held) == (0, 0)
-        found += answers.values()
-    return found
-
-
-def test_heads_of_a_model_and_its_drafter_are_joined_and_cut(tmp_path):
-    model, drafter = checkpoints.qwen2(tmp_path / "qwen2"), checkpoints.eagle(tmp_path / "eagle")
+def test_heads_of_a_model_and_its_drafter_are_joined_and_cut(tmp_path, model):
     draw = random.Random(1)
     prompts = [draw.choices(range(2, checkpoints.VOCAB), k=length) for length in range(33, 333, 45)]
-    with pair(Options(model, "one", drafter=drafter, engine=OWN)) as made:
-        answers = hand_over(made, prompts)
-        assert {one.loaded.transport for one in answers if one.loaded} == {"shm"}
+    with both(Options(model, "one", drafter=checkpoints.eagle(tmp_path / "eagle"), engine=OWN)) as (one, two):
+        hand_over_both_ways(one, two, prompts, "shm")
         # early: the first step's records of both shards, before the second step
-        prompt, name = prompts[-1], "early"
-        (expected,) = made.one.call(write_all, {"alone": prompt}, None).values()
-        early = made.two.call(begin_prefill, name, prompt)
-        assert early is not None
-        there = made.one.call(begin_decode, name, prompt, WRITTEN, early)
+        expected = one.call(generate, "alone", prompts[-1], WRITTEN)
+        early, there, first, last = pull_early(two, one, "early", prompts[-1], WRITTEN)
         assert there == STEP // BLOCK_SIZE * sum(shard.record_bytes for shard in early.shards)
-        first = made.two.call(end_prefill, name)
-        made.one.call(pulled, name, 1)
-        last = made.one.call(end_decode, name, first.tokens, manifest_of(first))
-        assert first.tokens + last.tokens == expected.tokens
-        assert made.two.call(held) == (0, 0)
+        assert first.tokens + last.tokens == expected
+        assert two.call(held) == (0, 0)
 
 
 def test_a_latent_that_all_ranks_have_is_pulled_once(tmp_path):
@@ -112,7 +59,5 @@ def test_a_latent_that_all_ranks_have_is_pulled_once(tmp_path):
     deepseek_v3(model)
     draw = random.Random(1)
     prompts = [draw.choices(range(2, 300), k=length) for length in range(33, 113, 12)]
-    options = Options(model, "one", transports=("tcp",), engine=OWN | MLA)
-    with pair(options) as made:
-        answers = hand_over(made, prompts)
-        assert {one.loaded.transport for one in answers if one.loaded} == {"tcp"}
+    with both(Options(model, "one", transports=("tcp",), engine=OWN | MLA)) as (one, two):
+        hand_over_both_ways(one, two, prompts, "tcp")

@@ -36,11 +36,6 @@ pytestmark = pytest.mark.timeout(240)  # engines start within the first test of 
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
-
-
-@pytest.fixture(scope="module")
 def reader(model):
     handoff = {"staging_mib": 1, "lease_s": 300}  # nobody renews here
     with EngineProcess(Options(model, "prefill", cores="0", handoff=handoff, **SMALL)) as engine:

@@ -21,14 +21,13 @@ _TYPES = {
 _ALIGNED = [["tt.divisibility", 16]]
 
 
-def compile_launches(module, names, call, *, whole=True, seen=None):
+def compile_launches(module, names, call, seen, *, whole=True):
     """Call a function with these kernels of a module replaced, so that they are compiled instead of launched.
 
     They are compiled to machine code or, unless `whole`, to Triton's own form, which takes a tenth of the
-    time and finds all type errors. Variants in `seen` are skipped. Returns the number of variants by kernel.
-    Raises Triton's CompilationError.
+    time and finds all type errors. Adds the variants that are not in `seen` yet, by kernel, types and
+    constants. Raises Triton's CompilationError.
     """
-    seen = {} if seen is None else seen
     kernels = {name: getattr(module, name) for name in names}
     try:
         for name, kernel in kernels.items():
@@ -37,7 +36,11 @@ def compile_launches(module, names, call, *, whole=True, seen=None):
     finally:
         for name, kernel in kernels.items():
             setattr(module, name, kernel)
-    return {name: sum(key[0] == name for key in seen) for name in names}
+
+
+def report(names, seen):
+    """Print the number of variants by kernel."""
+    print({name: sum(key[0] == name for key in seen) for name in names})
 
 
 class _Launcher:

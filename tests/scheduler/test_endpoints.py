@@ -2,10 +2,10 @@
 
 import asyncio
 import random
-import signal
 import time
 from collections import Counter
 
+import psutil
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
@@ -20,49 +20,39 @@ from harness.support import PATIENCE, freeze
 from tests.scheduler.conftest import scheduler_process
 
 
-class Elsewhere:
-    def __init__(self, process, address):
-        self.process = process
-        self.address = address
-
-    def stand_still(self):
-        freeze(self.process.pid)
-
-    def go_on(self):
-        self.process.send_signal(signal.SIGCONT)
-
-
 @pytest.fixture
 async def elsewhere():
+    """Return a scheduler's process and address."""
     async with scheduler_process() as (process, address):
-        yield Elsewhere(process, address)
+        yield psutil.Process(process.pid), address
 
 
 @pytest.fixture
 async def router(elsewhere):
-    async with SchedulerClient(elsewhere.address, router_id="router") as made:
+    async with SchedulerClient(elsewhere[1], router_id="router") as made:
         await made.refresh()
         yield made
 
 
 async def test_only_misses_in_a_row_make_a_scheduler_dead(elsewhere, router):
+    process, _ = elsewhere
     for _ in range(3):  # concurrent calls count as one miss
-        elsewhere.stand_still()
+        freeze(process.pid)
         missed = await asyncio.gather(*(router.refresh() for _ in range(20)), return_exceptions=True)
-        elsewhere.go_on()
+        process.resume()
         assert {type(one) for one in missed} == {SchedulerUnavailable}
         assert router.answering
         await asyncio.gather(*(router.describe() for _ in range(3)))
         assert router.answering
-    elsewhere.stand_still()
+    freeze(process.pid)
     with pytest.raises(SchedulerUnavailable):
         await router.refresh()
     await until(lambda: not router.answering)  # no other call is needed
-    elsewhere.go_on()
+    process.resume()
     await router.describe()
     assert router.answering
-    elsewhere.process.kill()
-    await elsewhere.process.wait()
+    process.kill()
+    await until(lambda: not process.is_running())
     with pytest.raises(SchedulerUnavailable):
         await router.refresh()
     assert not router.answering  # at once
@@ -83,15 +73,16 @@ async def test_another_version_is_reported():
 
 async def test_a_placement_at_a_hanging_scheduler_times_out(elsewhere, router, monkeypatch):
     """A late answer is not taken for the next message's."""
+    process, _ = elsewhere
     monkeypatch.setattr(exchange, "PLACE_TIMEOUT_S", 0.5)
     await router.register(identity("m"), pb.WORKER_STATE_READY)
     await place(router, "before", 1, 1, 1)
-    elsewhere.stand_still()
+    freeze(process.pid)
     began = time.monotonic()
     with pytest.raises(SchedulerUnavailable, match="Deadline Exceeded"):
         await place(router, "late", 1, 1, 1)
     assert time.monotonic() - began < 0.5 + PATIENCE
-    elsewhere.go_on()
+    process.resume()
     assert (await place(router, "after", 1, 1, 1)).attempt.request_id == "after"
 
 
@@ -183,15 +174,16 @@ async def test_keys_spread_evenly_and_only_those_of_a_dead_scheduler_move():
 
 
 async def test_the_keys_of_a_hanging_scheduler_move_and_come_back(elsewhere, monkeypatch):
+    process, address = elsewhere
     monkeypatch.setattr("baton.scheduler.endpoints.BACK_S", 0.3)
     async with (
         SchedulerServer(Options()) as server,
-        SchedulerClient(f"{elsewhere.address},{server.address}", router_id="router") as client,
+        SchedulerClient(f"{address},{server.address}", router_id="router") as client,
     ):
-        assert homes(client) == {elsewhere.address, server.address}
+        assert homes(client) == {address, server.address}
         mine = {name for name in NAMES if client.home(name) == server.address}
-        elsewhere.stand_still()
+        freeze(process.pid)
         await all_at(client, server.address)
-        elsewhere.go_on()
-        await all_at(client, elsewhere.address, server.address)
+        process.resume()
+        await all_at(client, address, server.address)
         assert {name for name in NAMES if client.home(name) == server.address} == mine

@@ -14,7 +14,7 @@ from baton.scheduler.exchange import MOST
 from baton.scheduler.need import need_to_wire
 from baton.scheduler.router_reports import Reports
 from baton.scheduler.service import SchedulerServer
-from harness.scheduling import Options, identity, need, place, until
+from harness.scheduling import Options, identity, need, place, until, until_told
 from harness.support import free_port
 
 
@@ -115,32 +115,25 @@ async def test_reports_wait_for_a_message_with_placements_unless_room_is_wanted(
     await line.ask("second")
     assert [(len(one.needs), len(one.report.finished)) for one in line.sent] == [(1, 0), (1, 1)]
     assert (await line.ask("third")).HasField("placement")
-    for number in range(99):
-        if (await line.ask(f"large{number}", prompt_tokens=900)).HasField("rejection"):
-            break
+    large = [await line.ask(f"large{number}", prompt_tokens=900) for number in range(2)]
+    assert large[-1].HasField("rejection")
     line.reports.finished(Attempt("second", 1), "stop")
     await told("second")
     assert not line.sent[-1].needs
 
 
-async def test_a_placement_can_use_room_reported_in_its_message():
-    async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as operator:
-        await operator.register(identity("m", max_num_seqs=1), pb.WORKER_STATE_READY)
-        line = Line(server.address)
-        rejected, number = False, 0
-        while not rejected:
-            number += 1
-            rejected = (await line.ask(f"r{number}")).HasField("rejection")
-        line.held.clear()
-        stuck = asyncio.create_task(line.ask("stuck"))
-        await asyncio.sleep(0)
-        line.reports.finished(Attempt("r1", 1), "stop")
-        late = asyncio.create_task(line.ask("late"))
-        await asyncio.sleep(0)
-        line.held.set()
-        replies = [(await one).WhichOneof("outcome") for one in (stuck, late)]
-        assert "placement" in replies
-        await line.close()
+async def test_a_placement_can_use_room_reported_in_its_message(line):
+    first, second = [await line.ask(name, prompt_tokens=900) for name in ("first", "second")]
+    assert (first.HasField("placement"), second.HasField("rejection")) == (True, True)
+    line.held.clear()
+    stuck = asyncio.create_task(line.ask("stuck", prompt_tokens=900))
+    await asyncio.sleep(0)
+    line.reports.finished(Attempt("first", 1), "stop")
+    late = asyncio.create_task(line.ask("late", prompt_tokens=900))
+    await asyncio.sleep(0)
+    line.held.set()
+    replies = [(await one).WhichOneof("outcome") for one in (stuck, late)]
+    assert "placement" in replies
 
 
 @pytest.mark.parametrize(("ends", "text"), [("the scheduler", "does not answer"), ("the router", "given up")])
@@ -168,11 +161,10 @@ async def test_a_placement_is_returned_if_its_caller_has_left(line, operator):
     leaves.cancel()
     line.held.set()
 
-    async def given_back():
-        ends = [end.attempt.request_id for one in line.sent for end in one.report.finished]
-        return ends == ["leaves"] and not await booked(operator)
-
-    await until(given_back)
+    await until(
+        lambda: [end.attempt.request_id for one in line.sent for end in one.report.finished] == ["leaves"]
+    )
+    await until_told(operator, lambda told: not told.attempts)
 
 
 async def test_a_placement_is_returned_if_its_caller_leaves_as_it_arrives(line, operator):
@@ -181,10 +173,7 @@ async def test_a_placement_is_returned_if_its_caller_leaves_as_it_arrives(line, 
     with pytest.raises(asyncio.CancelledError):
         await leaves
 
-    async def given_back():
-        return not await booked(operator)
-
-    await until(given_back)
+    await until_told(operator, lambda told: not told.attempts)
 
 
 async def test_a_request_cancelled_before_the_message_is_not_sent(line, operator):

@@ -1,12 +1,10 @@
 """The scheduler takes a gang as a whole: placements, drains, changes of role and numbers of workers."""
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 
-import grpc.aio
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
-from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.scheduler.autoscaler import Autoscaler, seen
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.ledger import Ledger
@@ -16,12 +14,19 @@ from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.store.base import MemoryStore
 from baton.scheduler.types import Told
-from baton.scheduler.worker_session import WorkerSession
 from harness.scheduling import LEASE_S, Options, capacity, identity, until
+from tests.scheduler.conftest import Changer
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 
 READY, STARTING, DRAINING = pb.WORKER_STATE_READY, pb.WORKER_STATE_STARTING, pb.WORKER_STATE_DRAINING
+
+
+def member(worker_id, gang, rank, life="one", role=pb.ROLE_MIXED):
+    who = identity(worker_id, role)
+    who.name = f"{gang}.r{rank}"
+    who.gang.CopyFrom(pb.Gang(name=gang, rank=rank, size=2, life=life))
+    return who
 
 
 class Workers:
@@ -29,9 +34,7 @@ class Workers:
         self.roster = Roster("topic", 5.0, Ledger(15.0, lambda: 0.0), lambda: 0.0)
 
     def add(self, name, rank, life="one", state=READY):
-        who = identity(name)
-        who.name = f"gang.r{rank}"
-        who.gang.CopyFrom(pb.Gang(name="gang", rank=rank, size=2, life=life))
+        who = member(name, "gang", rank, life)
         if state == STARTING:
             who.ClearField("capacity")
         assert not self.roster.register(who, state)
@@ -92,47 +95,16 @@ def test_the_newest_rank_0_that_waits_leads(workers):
     assert not workers.roster.leader_of("")
 
 
-class Worker(worker_pb2_grpc.WorkerServicer):
-    """A worker without an engine, which changes its role unless `refusal` says why not."""
-
-    def __init__(self, client, gang, rank):
-        self.client = client
-        self.gang = pb.Gang(name=gang, rank=rank, size=2, life=f"{gang}'s")
-        self.refusal = ""
-
-    @asynccontextmanager
-    async def registered(self):
-        name = f"{self.gang.name}.r{self.gang.rank}"
-        who = identity(f"{name}.17", D)
-        who.name = name
-        who.gang.CopyFrom(self.gang)
-        server = grpc.aio.server()
-        worker_pb2_grpc.add_WorkerServicer_to_server(self, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        who.address = f"127.0.0.1:{port}"
-        self.session = WorkerSession(self.client, who, pb.WorkerLoad)
-        await self.session.start(5.0)
-        await self.session.ready(capacity())
-        yield
-        await self.session.close()
-        await server.stop(None)
-
-    async def SetRole(self, request, context):
-        del context
-        if not self.refusal:
-            await self.session.become(request.role)
-        return worker_pb2.SetRoleReply(refusal=self.refusal)
-
-
 @pytest.fixture
 async def gangs():
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(SchedulerServer(Options()))
         client = await stack.enter_async_context(SchedulerClient(server.address))
-        found = {name: [Worker(client, name, rank) for rank in (0, 1)] for name in ("decode-1", "decode-10")}
-        for one in (one for gang in found.values() for one in gang):
-            await stack.enter_async_context(one.registered())
+        found = {name: [Changer(), Changer()] for name in ("decode-1", "decode-10")}
+        for name, workers in found.items():
+            for rank, one in enumerate(workers):
+                who = member(f"{name}.r{rank}.17", name, rank, f"{name}'s", D)
+                await stack.enter_async_context(one.registered(client, who))
         yield client, found
 
 

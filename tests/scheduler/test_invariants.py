@@ -101,9 +101,6 @@ class Router:
         for link in self.links:
             link.add(what)
 
-    def tell_again(self, link):
-        link.add(RouterReport(placed=tuple(self.held.values())))
-
     def deliver(self, at, scheduler, *, reply_lost=False):
         """Deliver the next report. If the reply is lost, the report stays in flight."""
         link = self.links[at]
@@ -117,7 +114,7 @@ class Router:
             link.add(RouterReport(placed=lost))
         if scheduler.ledger.generation != link.generation:
             link.generation = scheduler.ledger.generation
-            self.tell_again(link)
+            link.add(RouterReport(placed=tuple(self.held.values())))
 
 
 class World:
@@ -213,12 +210,8 @@ class World:
 
 def sizes(one):
     """Return the sizes of all containers that are not empty: a leak would grow with each request."""
-    found = {name: len(value) for name, value in vars(one).items() if isinstance(value, Sized)}
-    return {
-        name: size
-        for name, size in found.items()
-        if size and name not in ("generation", "_handoffs", "_topic")
-    }
+    found = {name: len(value) for name, value in vars(one).items() if isinstance(value, Sized) and value}
+    return {name: size for name, size in found.items() if name not in ("generation", "_handoffs", "_topic")}
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -17,7 +17,6 @@ from baton.services.config import PolicySettings
 from harness.scheduling import LIMITS, identity, need
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
-FULL, TOO_LARGE = pb.Rejection.CODE_FULL, pb.Rejection.CODE_TOO_LARGE
 CROWDED = Reserved(prompt_tokens=1_000, requests=8, blocks=99)
 
 
@@ -262,7 +261,7 @@ def drawn(workers, what, times, seed=7, **config):
     view = FleetView({one.worker_id: one for one in workers})
     choices = [policy.choose(view, what) for _ in range(times)]
     assert all(isinstance(one, WorkerChoice) for one in choices)
-    return [one.decode.worker_id for one in choices if isinstance(one, WorkerChoice)]
+    return [one.decode.worker_id for one in choices]
 
 
 @pytest.mark.parametrize("full", [0, 30, 300])

@@ -44,15 +44,15 @@ class Held:
         prompt = PromptKeys(KEYS[:blocks], BLOCK)
         return replace(need(prompt=tokens), prefix=prompt, match=Match(self.ledger, prompt, tokens))
 
-    def chosen(self, blocks, times=1, handoff_min=0, **limits):
-        options = replace(LIMITS, handoff_min_tokens=handoff_min, **limits)
-        policy = Policy(options, HOLDERS_DECODE, random.Random(1))
-        found = Counter()
-        for _ in range(times):
-            choice = policy.choose(self.view, self.need(blocks))
-            assert isinstance(choice, WorkerChoice)
-            found[choice.prefill.worker_id if choice.prefill else "", choice.decode.worker_id] += 1
+    def choices(self, blocks, times=1, options=HOLDERS_DECODE, **limits):
+        policy = Policy(replace(LIMITS, **limits), options, random.Random(1))
+        found = [policy.choose(self.view, self.need(blocks)) for _ in range(times)]
+        assert all(isinstance(one, WorkerChoice) for one in found)
         return found
+
+    def chosen(self, blocks, times=1, **limits):
+        found = self.choices(blocks, times, **limits)
+        return Counter((one.prefill.worker_id if one.prefill else "", one.decode.worker_id) for one in found)
 
 
 def pairs(number, **reserved):
@@ -62,10 +62,7 @@ def pairs(number, **reserved):
 
 def test_by_default_repeated_prompts_are_spread_over_decode_workers():
     held = Held(pairs(2), {"p1": 4, "d1": 4})
-    policy = Policy(LIMITS, PolicySettings(), random.Random(1))
-    choices = [policy.choose(held.view, held.need(4)) for _ in range(40)]
-    assert all(isinstance(one, WorkerChoice) for one in choices)
-    decodes = Counter(one.decode.worker_id for one in choices if isinstance(one, WorkerChoice))
+    decodes = Counter(one.decode.worker_id for one in held.choices(4, 40, PolicySettings()))
     assert min(decodes["d0"], decodes["d1"]) > 8
 
 
@@ -102,16 +99,13 @@ def test_workers_with_the_same_prefix_share_the_load():
 
 def test_a_decode_worker_prefills_a_small_rest_itself():
     held = Held(pairs(2), {"d1": 58})
-    assert held.chosen(60, 10, handoff_min=2 * BLOCK + 1) == {("", "d1"): 10}
-    assert ("", "d1") not in held.chosen(60, 10, handoff_min=2 * BLOCK)
+    assert held.chosen(60, 10, handoff_min_tokens=2 * BLOCK + 1) == {("", "d1"): 10}
+    assert ("", "d1") not in held.chosen(60, 10, handoff_min_tokens=2 * BLOCK)
 
 
-def source_of(held, blocks=60, least=10 * BLOCK, options=HOLDERS_DECODE):
+def source_of(held, least=10 * BLOCK, options=HOLDERS_DECODE):
     """Return the source if pulling at least `least` tokens is worth it."""
-    limits = replace(LIMITS, prefix_pull_s=least / GUESSED_SPEED)
-    policy = Policy(limits, options, random.Random(1))
-    choice = policy.choose(held.view, held.need(blocks))
-    assert isinstance(choice, WorkerChoice)
+    (choice,) = held.choices(60, options=options, prefix_pull_s=least / GUESSED_SPEED)
     return choice.source
 
 
@@ -128,13 +122,8 @@ def test_a_prefill_worker_pulls_from_the_worker_that_holds_most(picker):
 def test_a_source_is_found_among_many_workers():
     full = Reserved(requests=8)
     held = Held(pairs(100, d7=Reserved(requests=3, decoding=3)), {"d7": 50})
-    policy = Policy(replace(LIMITS, prefix_pull_s=0.01), PolicySettings(), random.Random(1))
-    sources = Counter[str]()
-    for _ in range(20):
-        choice = policy.choose(held.view, held.need(60))
-        assert isinstance(choice, WorkerChoice)
-        sources[choice.source.worker.worker_id if choice.source else ""] += 1
-    assert sources == {"d7": 20}
+    found = held.choices(60, 20, PolicySettings(), prefix_pull_s=0.01)
+    assert [one.source.worker.worker_id for one in found] == ["d7"] * 20
     assert source_of(Held(pairs(100, d7=full), {"d7": 50})) is None
 
 
@@ -201,10 +190,9 @@ def test_a_choice_among_a_thousand_workers_filters_few(monkeypatch):
 
 def test_a_pair_with_equal_weights_is_found_among_many():
     """The workers drawn first may have no compatible partner among those drawn on the other side."""
-    workers = [worker(f"p{one}", P, fingerprint="f1") for one in range(60)] + [
-        worker("q", P, fingerprint="f2")
-    ]
-    workers += [worker(f"d{one}", D, fingerprint="f2") for one in range(60)]
+    workers = [worker(f"p{one}", P, fingerprint="f1") for one in range(60)]
+    workers += [worker(name, D, fingerprint="f2") for name in (f"d{one}" for one in range(60))]
+    workers.append(worker("q", P, fingerprint="f2"))
     assert {prefill for prefill, _ in Held(workers, {}).chosen(20, 20)} == {"q"}
 
 

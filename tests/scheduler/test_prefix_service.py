@@ -5,7 +5,6 @@ import uuid
 from baton.block_log import BlockLog, Change
 from baton.prefix_keys import PromptKeys, key_of
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from harness.scheduling import Options, identity, place, until, until_told
 
@@ -28,34 +27,30 @@ async def placed(client):
     return name, workers[name].reserved_prompt_tokens
 
 
-async def test_a_prompt_goes_to_the_worker_that_reported_its_blocks():
+async def test_a_prompt_goes_to_the_worker_that_reported_its_blocks(server, client):
     """A restarted worker with the same id holds nothing."""
     log = BlockLog()
     log.take(Change(stored=KEYS))
-    async with (
-        SchedulerServer(Options()) as server,
-        SchedulerClient(server.address, router_id="router") as client,
-    ):
-        for name, role in (("d", D), ("p1", P), ("p2", P)):
-            await client.register(identity(name, role), pb.WORKER_STATE_READY)
-        for name in ("p1", "d"):
-            await beat(client, name, BlockLog())
-        await beat(client, "p2", log)
+    for name, role in (("d", D), ("p1", P), ("p2", P)):
+        await client.register(identity(name, role), pb.WORKER_STATE_READY)
+    for name in ("p1", "d"):
+        await beat(client, name, BlockLog())
+    await beat(client, "p2", log)
 
-        async def held():
-            return await placed(client) == ("p2", 4)
+    async def held():
+        return await placed(client) == ("p2", 4)
 
-        await until(held)
-        figures = server.metrics.registry.get_sample_value
-        assert figures("baton_scheduler_prefix_placements_total", {"holds": "some"})
-        assert figures("baton_scheduler_prefix_tokens_total")
-        await beat(client, "p2", BlockLog())
+    await until(held)
+    figures = server.metrics.registry.get_sample_value
+    assert figures("baton_scheduler_prefix_placements_total", {"holds": "some"})
+    assert figures("baton_scheduler_prefix_tokens_total")
+    await beat(client, "p2", BlockLog())
 
-        async def empty():
-            return (await placed(client))[1] == 100
+    async def empty():
+        return (await placed(client))[1] == 100
 
-        await until(empty)
-        assert figures("baton_scheduler_prefix_placements_total", {"holds": "nothing"})
+    await until(empty)
+    assert figures("baton_scheduler_prefix_placements_total", {"holds": "nothing"})
 
 
 async def test_a_report_is_kept_until_the_next_heartbeat(monkeypatch):
@@ -68,10 +63,9 @@ async def test_a_report_is_kept_until_the_next_heartbeat(monkeypatch):
     assert "w" in ledger
 
 
-async def test_reports_of_unregistered_workers_are_ignored():
+async def test_reports_of_unregistered_workers_are_ignored(client):
     log = BlockLog()
     log.take(Change(stored=KEYS))
-    async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as client:
-        reply = await client.heartbeat("w", pb.WORKER_STATE_READY, pb.WorkerLoad(), blocks=log.message())
-        assert not reply.known
-        assert not reply.HasField("blocks")
+    reply = await client.heartbeat("w", pb.WORKER_STATE_READY, pb.WorkerLoad(), blocks=log.message())
+    assert not reply.known
+    assert not reply.HasField("blocks")

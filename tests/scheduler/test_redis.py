@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from redis.asyncio import Redis
 
-from baton.scheduler.errors import StoreRefuses, StoreUnavailable
+from baton.scheduler.errors import StoreUnavailable
 from baton.scheduler.store import open_store
 from baton.scheduler.store.redis import (
     AWAY,
@@ -21,6 +21,7 @@ from baton.scheduler.store.redis import (
 )
 from baton.scheduler.types import Told
 from harness.scheduling import LEASE_S, RedisServer, until
+from tests.scheduler.conftest import opened, recovered, refused
 
 NAMES = [f"{ours}{theirs}" for ours in range(4) for theirs in range(4)]
 
@@ -28,32 +29,8 @@ NAMES = [f"{ours}{theirs}" for ours in range(4) for theirs in range(4)]
 @pytest.fixture
 async def stores(own_redis):
     """The stores of two schedulers over one Redis."""
-    made = [RedisStore(own_redis.url, "t") for _ in range(2)]
-    for store in made:
-        await store.open()
-        assert not store.problem
-    yield made
-    for store in made:
-        await store.close()
-
-
-async def back(*stores):
-    async def answers():
-        for store in stores:
-            await store.tend()
-        return not any(store.problem for store in stores)
-
-    await until(answers)
-
-
-async def problem(url):
-    store = RedisStore(url, "t")
-    try:
-        with pytest.raises(StoreUnavailable) as caught:
-            await store.check()
-        return str(caught.value)
-    finally:
-        await store.close()
+    async with opened(own_redis.url) as made:
+        yield made
 
 
 # -- shared
@@ -68,10 +45,8 @@ async def test_a_drain_is_known_to_all_schedulers(own_redis, stores):
     await one.tend()
     assert one.drained == frozenset()
     assert await one.drain("kept")
-    late = RedisStore(own_redis.url, "t")
-    await late.open()
-    assert late.drained == {"kept"}
-    await late.close()
+    async with opened(own_redis.url, 1) as (late,):
+        assert late.drained == {"kept"}
 
 
 async def test_the_latest_drain_or_undrain_wins(own_redis, stores):
@@ -83,7 +58,7 @@ async def test_the_latest_drain_or_undrain_wins(own_redis, stores):
             for word in range(words):
                 assert await store.drain(name, undo=bool(word % 2))
     own_redis.start()
-    await back(one, other, one)
+    await recovered([one, other, one])
     drained = {name for name in NAMES if max(int(name[0]), int(name[1])) % 2}
     assert one.drained == other.drained == drained
 
@@ -208,7 +183,7 @@ async def test_calls_neither_raise_nor_wait_while_the_store_is_unreachable(
             await store.tend()
             assert text in store.problem
         assert one.drained == {"d", "during"}
-    await back(one, other)
+    await recovered(stores)
     assert other.drained == {"d", "during"}
     await until(lambda: one.lead("me", LEASE_S))
     assert (await use(one))[1:] == WELL[1:]
@@ -228,11 +203,8 @@ async def test_calls_neither_raise_nor_wait_while_the_store_is_unreachable(
 )
 async def test_it_does_not_open_if_waiting_cannot_help(redis_server, url, text):
     port = redis_server.port
-    store = open_store(url.format(port=port), "t")
-    with pytest.raises(StoreRefuses, match=f"(?i){text.format(port=port)}") as caught:
-        await store.open()
-    assert not any(secret in str(caught.value) for secret in ("wr0ng", "s3cret"))
-    await store.close()
+    said = await refused(url.format(port=port), f"(?i){text.format(port=port)}")
+    assert not any(secret in said for secret in ("wr0ng", "s3cret"))
 
 
 @pytest.mark.parametrize(("number", "refuses"), [(socket.EAI_NONAME, True), (socket.EAI_AGAIN, False)])
@@ -241,14 +213,14 @@ async def test_only_a_temporary_dns_failure_is_an_outage(monkeypatch, number, *,
         raise socket.gaierror(number, "it is not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    store = open_store("redis://a-host:6379/0", "t")
+    url = "redis://a-host:6379/0"
     if refuses:
-        with pytest.raises(StoreRefuses, match=r"a-host:6379 does not answer .*not known"):
-            await store.open()
+        await refused(url, r"a-host:6379 does not answer .*not known")
     else:
+        store = open_store(url, "t")
         await store.open()
         assert "not known" in store.problem
-    await store.close()
+        await store.close()
 
 
 # -- addresses and passwords
@@ -263,18 +235,18 @@ async def test_only_a_temporary_dns_failure_is_an_outage(monkeypatch, number, *,
     ],
 )
 async def test_invalid_urls_are_refused(url):
-    with pytest.raises(StoreRefuses, match=r"scheduler\.store") as caught:
-        open_store(url, "t")
-    assert "s3cret" not in str(caught.value)
+    assert "s3cret" not in await refused(url, r"scheduler\.store")
 
 
 async def test_a_password_quoted_by_the_server_is_hidden(tmp_path):
     """A server without HELLO and AUTH quotes their arguments."""
     without = (("--rename-command", name, "") for name in ("AUTH", "HELLO"))
     with RedisServer(tmp_path, extra=tuple(word for words in without for word in words)) as server:
-        text = await problem(f"redis://:s3cret@127.0.0.1:{server.port}/0")
-    assert "with args beginning with" in text
-    assert "s3cret" not in text
+        store = RedisStore(f"redis://:s3cret@127.0.0.1:{server.port}/0", "t")
+        with pytest.raises(StoreUnavailable, match="with args beginning with") as caught:
+            await store.check()
+        await store.close()
+    assert "s3cret" not in str(caught.value)
 
 
 async def test_a_separate_password(redis_server):

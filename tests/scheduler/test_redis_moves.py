@@ -1,31 +1,16 @@
 """The store in Redis during failovers, with Sentinels, and with a Redis Cluster."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 
-from baton.scheduler.errors import StoreRefuses
 from baton.scheduler.store import open_store
 from baton.scheduler.store.redis import topic_keys
 from harness.chaos.proxy import Proxy
 from harness.redis_groups import MASTER, admin, cluster, follow, owner, promote, sentinels, servers
-from harness.scheduling import until
+from tests.scheduler.conftest import opened, recovered, refused
 
 KEY = topic_keys("t")[0]
-
-
-@asynccontextmanager
-async def schedulers(url, count=2):
-    made = [open_store(url, "t") for _ in range(count)]
-    try:
-        for store in made:
-            await store.open()
-            assert not store.problem
-        yield made
-    finally:
-        for store in made:
-            await store.close()
 
 
 async def shared(stores, *names):
@@ -33,17 +18,6 @@ async def shared(stores, *names):
     await stores[0].drain(names[-1])
     await stores[-1].tend()
     return stores[-1].drained >= set(names)
-
-
-async def recovered(stores, within_s=5.0):
-    """Wait until all stores have Redis again."""
-
-    async def well():
-        for store in stores:
-            await store.tend()
-        return not any(store.problem for store in stores)
-
-    await until(well, within_s)
 
 
 def keys_on(server):
@@ -58,7 +32,7 @@ async def test_schedulers_leave_a_demoted_master_although_it_keeps_connections_o
         await forwarder.start()
         url = f"redis://127.0.0.1:{forwarder.port}/0"
         try:
-            async with schedulers(url) as stores:
+            async with opened(url) as stores:
                 assert await shared(stores, "before")
                 forwarder.target = other.port  # new connections go there
                 await asyncio.to_thread(promote, other, one)
@@ -75,7 +49,7 @@ async def test_schedulers_leave_a_demoted_master_although_it_keeps_connections_o
 async def test_an_error_closes_the_connection(own_redis, setting):
     """After any error, the next call may have to use another server."""
     name, wrong, right = setting
-    async with schedulers(own_redis.url, 1) as (store,):
+    async with opened(own_redis.url, 1) as (store,):
         with admin(own_redis) as client:
             before = {one["id"] for one in client.client_list()}
             client.config_set(name, wrong)
@@ -96,35 +70,30 @@ def three(tmp_path_factory):
 
 async def test_any_node_of_a_cluster_may_be_named(three):
     for node in three:
-        async with schedulers(f"redis+cluster://127.0.0.1:{node.port}") as stores:
+        async with opened(f"redis+cluster://127.0.0.1:{node.port}") as stores:
             assert await shared(stores, f"at-{node.port}")
     assert keys_on(owner(three, KEY)) > 0
 
 
 async def test_a_named_node_may_be_away(three):
     url = f"redis+cluster://127.0.0.1:1,127.0.0.1:{three[0].port}"
-    async with schedulers(url) as stores:
+    async with opened(url) as stores:
         assert await shared(stores, "one-is-away")
 
 
 async def test_a_plain_url_of_the_wrong_cluster_node_is_refused(three):
     right = owner(three, KEY)
     for node in three:
-        store = open_store(node.url, "t")
         if node is right:
-            await store.open()
-            assert not store.problem
+            async with opened(node.url):
+                pass
         else:
-            with pytest.raises(
-                StoreRefuses, match=r"Redis Cluster.*redis\+cluster://HOST:PORT.*scheduler\.store"
-            ):
-                await store.open()
-        await store.close()
+            await refused(node.url, r"Redis Cluster.*redis\+cluster://HOST:PORT.*scheduler\.store")
 
 
 async def test_a_moved_slot_is_found(three):
     """Nodes learn of the new owner as with `redis-cli --cluster reshard`. The drains are written again."""
-    async with schedulers(f"redis+cluster://127.0.0.1:{three[0].port}") as stores:
+    async with opened(f"redis+cluster://127.0.0.1:{three[0].port}") as stores:
         assert await shared(stores, "before-the-move")
         was = owner(three, KEY)
         to = next(node for node in three if node is not was)
@@ -143,7 +112,7 @@ async def test_a_moved_slot_is_found(three):
 
 async def test_failover_in_a_cluster(tmp_path):
     with cluster(tmp_path, replicas=1) as nodes:
-        async with schedulers(f"redis+cluster://127.0.0.1:{nodes[0].port}") as stores:
+        async with opened(f"redis+cluster://127.0.0.1:{nodes[0].port}") as stores:
             assert await shared(stores, "before")
             dead = owner(nodes, KEY)
             dead.stop()
@@ -156,12 +125,8 @@ async def test_failover_in_a_cluster(tmp_path):
 
 
 async def test_a_server_without_cluster_mode_is_refused(own_redis):
-    store = open_store(f"redis+cluster://127.0.0.1:{own_redis.port}", "t")
-    with pytest.raises(
-        StoreRefuses, match=r"no cluster mode: write redis://HOST:PORT/DB into scheduler\.store"
-    ):
-        await store.open()
-    await store.close()
+    url = f"redis+cluster://127.0.0.1:{own_redis.port}"
+    await refused(url, r"no cluster mode: write redis://HOST:PORT/DB into scheduler\.store")
 
 
 async def test_failover_with_sentinels(tmp_path):
@@ -171,7 +136,7 @@ async def test_failover_with_sentinels(tmp_path):
         with sentinels(tmp_path, one, 3, password="sent1nel") as ports:
             hosts = ",".join(f"127.0.0.1:{port}" for port in (1, *ports))
             url = f"redis+sentinel://:s3cret@{hosts}/{MASTER}?sentinel_password=sent1nel"
-            async with schedulers(url) as stores:
+            async with opened(url) as stores:
                 assert await shared(stores, "before")
                 one.stop()
                 assert not await shared(stores, "during")
@@ -188,7 +153,5 @@ async def test_failover_with_sentinels(tmp_path):
 
 async def test_a_plain_url_of_a_sentinel_is_refused(own_redis, tmp_path):
     with sentinels(tmp_path, own_redis, 1, replicas=0) as (port,):
-        store = open_store(f"redis://127.0.0.1:{port}", "t")
-        with pytest.raises(StoreRefuses, match=r"a Sentinel.*write redis\+sentinel://HOST:PORT/MASTER into"):
-            await store.open()
-        await store.close()
+        text = r"a Sentinel.*write redis\+sentinel://HOST:PORT/MASTER into"
+        await refused(f"redis://127.0.0.1:{port}", text)

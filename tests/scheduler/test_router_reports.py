@@ -9,7 +9,6 @@ import pytest
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import exchange
-from baton.scheduler import exchange as reporter_module
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.exchange import BATCH, PLACE_TIMEOUT_S, QUEUED_EVENTS, REPORT_TIMEOUT_S
 from baton.scheduler.router_reports import Reports
@@ -79,7 +78,7 @@ def live(request_id, epoch=1):
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch):
-    monkeypatch.setattr(reporter_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(exchange, "RETRY_S", 0.01)
 
 
 async def test_events_are_sent_together(wire, reporter):
@@ -262,7 +261,7 @@ async def test_an_unreachable_scheduler_delays_no_other_and_gets_everything_late
 
 
 async def test_old_events_are_dropped_during_an_outage(pair, monkeypatch):
-    monkeypatch.setattr(reporter_module, "KEEP_S", 0.05)
+    monkeypatch.setattr(exchange, "KEEP_S", 0.05)
     pair.there.failures = 1_000_000
     pair.reports.finished(Attempt("r", 1), "stop")
     there = pair.reports.exchanges[THERE]

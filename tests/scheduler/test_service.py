@@ -19,7 +19,7 @@ from baton.scheduler.types import LIMITS, same_limits
 from baton.scheduler.worker_session import WorkerSession
 from baton.security.names import Role
 from baton.services.config import PolicySettings
-from harness.scheduling import Options, capacity, identity, need, place, until, until_told
+from harness.scheduling import Options, capacity, identity, need, place, until, until_told, working
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 
@@ -39,18 +39,6 @@ class Sent:
         yield pb.ExchangeRequest()
         self.go_on.wait()
         yield pb.ExchangeRequest(needs=[need_to_wire(self._need)])
-
-
-@pytest.fixture
-async def server(topic):
-    async with SchedulerServer(Options(topic=topic)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(server):
-    async with SchedulerClient(server.address, router_id="router") as made:
-        yield made
 
 
 async def add(client, *workers):
@@ -99,18 +87,18 @@ async def test_a_requests_life(server, client):
 
 
 async def test_no_capacity_has_a_reason_and_a_retry_time(server, client):
-    with pytest.raises(NoCapacity, match="no worker to take the request is registered") as caught:
-        await place(client, "r", 1, 1, 1)
-    assert (caught.value.code, caught.value.retry_after_s) == (pb.Rejection.CODE_NO_WORKERS, 2.0)
+    async def rejection(prompt=1, match=None):
+        with pytest.raises(NoCapacity, match=match) as caught:
+            await place(client, "r", 1, prompt)
+        return caught.value.code, caught.value.retry_after_s
+
+    no_workers = await rejection(match="no worker to take the request is registered")
+    assert no_workers == (pb.Rejection.CODE_NO_WORKERS, 2.0)
     await add(client, ("m", M))
-    with pytest.raises(NoCapacity) as caught:
-        await place(client, "r", 1, 2_000, 1)
-    assert (caught.value.code, caught.value.retry_after_s) == (pb.Rejection.CODE_TOO_LARGE, 0.0)
+    assert await rejection(2_000) == (pb.Rejection.CODE_TOO_LARGE, 0.0)
     for number in range(8):
-        await place(client, f"r{number}", 1, 1, 1)
-    with pytest.raises(NoCapacity) as caught:
-        await place(client, "r", 1, 1, 1)
-    assert (caught.value.code, caught.value.retry_after_s) == (pb.Rejection.CODE_FULL, 1.0)
+        await place(client, f"r{number}")
+    assert await rejection() == (pb.Rejection.CODE_FULL, 1.0)
     for code in ("no_workers", "too_large", "full"):
         assert figure(server, "rejections_total", code=code) == 1
 
@@ -131,25 +119,21 @@ async def test_an_attempt_is_fenced_by_the_next(server, client):
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("lacks", "text"),
     [
-        ({"worker_id": ""}, "needs an id"),
-        ({"address": ""}, "needs an id and an address"),
-        ({"role": pb.ROLE_UNSPECIFIED}, "has no role"),
-        ({"capacity": None}, "did not send its capacity"),
-        ({"state": pb.WORKER_STATE_UNSPECIFIED}, "has no state"),
+        ("worker_id", "needs an id"),
+        ("address", "needs an id and an address"),
+        ("role", "has no role"),
+        ("capacity", "did not send its capacity"),
+        ("state", "has no state"),
     ],
 )
-async def test_invalid_registrations_are_refused(client, change, text):
-    who = identity("w")
-    state = change.get("state", pb.WORKER_STATE_READY)
-    for field, value in change.items():
-        if field == "state":
-            continue
-        if value is None:
-            who.ClearField(field)
-        else:
-            setattr(who, field, value)
+async def test_invalid_registrations_are_refused(client, lacks, text):
+    who, state = identity("w"), pb.WORKER_STATE_READY
+    if lacks == "state":
+        state = pb.WORKER_STATE_UNSPECIFIED
+    else:
+        who.ClearField(lacks)
     with pytest.raises(Refused, match=text):
         await client.register(who, state)
 
@@ -220,45 +204,41 @@ async def test_drain_accepts_a_unique_prefix(server, client):
     assert {one.state for one in workers} == {pb.WORKER_STATE_READY}
 
 
-async def test_a_cancelled_request_is_not_placed():
-    async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as operator:
-        await add(operator, ("m", M))
-        with grpc.insecure_channel(server.address) as channel:
-            stub = rpc.SchedulerStub(channel)
-            sent = [Sent(need(f"r{number}")) for number in range(20)]
-            calls = [stub.Exchange(iter(one)) for one in sent]
-            for call in calls:
-                assert not (await asyncio.to_thread(next, call)).replies
-            for one in sent:
-                one.go_on.set()
-            time.sleep(0.3)  # noqa: ASYNC251 (the scheduler is busy)
-            for call in calls:
-                call.cancel()
-            time.sleep(0.2)  # noqa: ASYNC251 (still busy)
-        await until(lambda: figure(server, "rejections_total", code="deadline") > 0)
-        assert not (await operator.describe()).attempts
-        await place(operator, "next", 1, 1, 1)
-        assert [one.attempt.request_id for one in (await operator.describe()).attempts] == ["next"]
+async def test_a_cancelled_request_is_not_placed(server, client):
+    await add(client, ("m", M))
+    with grpc.insecure_channel(server.address) as channel:
+        stub = rpc.SchedulerStub(channel)
+        sent = [Sent(need(f"r{number}")) for number in range(20)]
+        calls = [stub.Exchange(iter(one)) for one in sent]
+        for call in calls:
+            assert not (await asyncio.to_thread(next, call)).replies
+        for one in sent:
+            one.go_on.set()
+        time.sleep(0.3)  # noqa: ASYNC251 (the scheduler is busy)
+        for call in calls:
+            call.cancel()
+        time.sleep(0.2)  # noqa: ASYNC251 (still busy)
+    await until(lambda: figure(server, "rejections_total", code="deadline") > 0)
+    assert not (await client.describe()).attempts
+    await place(client, "next")
+    assert [one.attempt.request_id for one in (await client.describe()).attempts] == ["next"]
 
 
 async def test_late_messages_of_a_worker_are_counted(server, client):
     """A restarted worker continues above the last epoch."""
-    first = WorkerSession(client, identity("w"), pb.WorkerLoad)
-    await first.start(2)
-    await first.ready(capacity())
-    late = identity("w")
-    late.epoch = 1
-    with pytest.raises(StaleWorker, match="epoch 1 of worker w is late: 2 was seen"):
-        await client.register(late, pb.WORKER_STATE_READY)
-    assert not (await client.heartbeat("w", pb.WORKER_STATE_READY, pb.WorkerLoad(), 1)).known
-    await client.deregister("w", 1)
-    assert figure(server, "stale_epochs_total", what="worker") == 3
-    assert len((await client.describe()).workers) == 1
-    second = WorkerSession(client, identity("w"), pb.WorkerLoad)
-    await second.start(2)
-    assert (await client.describe()).workers[0].identity.epoch == 3
-    await second.close()
-    await first.close()
+    async with working(client, identity("w")):
+        late = identity("w")
+        late.epoch = 1
+        with pytest.raises(StaleWorker, match="epoch 1 of worker w is late: 2 was seen"):
+            await client.register(late, pb.WORKER_STATE_READY)
+        assert not (await client.heartbeat("w", pb.WORKER_STATE_READY, pb.WorkerLoad(), 1)).known
+        await client.deregister("w", 1)
+        assert figure(server, "stale_epochs_total", what="worker") == 3
+        assert len((await client.describe()).workers) == 1
+        second = WorkerSession(client, identity("w"), pb.WorkerLoad)
+        await second.start(2)
+        assert (await client.describe()).workers[0].identity.epoch == 3
+        await second.close()
     assert not (await client.describe()).workers
 
 

@@ -15,35 +15,29 @@ from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.worker_session import WorkerSession
-from harness.scheduling import Options, capacity, free_port, held, identity, need, until, working
+from harness.scheduling import Options, capacity, free_port, held, identity, need, until, until_told, working
 from harness.support import freeze
-from tests.scheduler.conftest import scheduler_process
+from tests.scheduler.conftest import Schedulers, scheduler_process
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 
 
-class Pair:
+class Pair(Schedulers):
     """Two schedulers over one Redis, with workers and routers."""
 
     def __init__(self, store, topic):
-        self.options = [Options(f"127.0.0.1:{free_port()}", store, topic, heartbeat_s=0.1) for _ in range(2)]
-        self.address = ",".join(one.address for one in self.options)
-        self.servers = {}
+        super().__init__(store=store, topic=topic)
+        self.address = ",".join(self.addresses)
         self._stack = AsyncExitStack()
 
     async def begin(self, number):
-        server = await SchedulerServer(self.options[number]).__aenter__()
+        server = await super().begin(number)
         server.introduce(pb.Process(id=server.address, kind="scheduler", metrics_address="h:1"))
-        self.servers[number] = server
         return server
-
-    async def end(self, number):
-        await self.servers.pop(number).__aexit__(None, None, None)
 
     async def close(self):
         await self._stack.aclose()
-        for number in list(self.servers):
-            await self.end(number)
+        await super().close()
 
     async def work(self, worker_id, role=M):
         client = await self._stack.enter_async_context(SchedulerClient(self.address))
@@ -52,17 +46,11 @@ class Pair:
     async def route(self, number):
         """Start a router with this home scheduler."""
         async with SchedulerClient(self.address) as anybody:
-            name = self.named(anybody, number)
+            name = name_at(anybody, self.addresses[number])
         return await self._stack.enter_async_context(SchedulerClient(self.address, router_id=name))
 
-    def named(self, client, number):
-        """Return an id whose home is this scheduler."""
-        address = self.options[number].address
-        return next(name for name in iter(lambda: uuid.uuid4().hex, "") if client.home(name) == address)
-
     def booked(self, number):
-        workers = self.servers[number]._servicer.roster.view().workers.values()
-        return {one.worker_id: one.reserved for one in workers if not one.reserved.empty}
+        return {key: one.reserved for key, one in self.workers(number).items() if not one.reserved.empty}
 
     async def agree_with(self, *routers):
         """Wait until each scheduler has exactly these routers' bookings."""
@@ -72,6 +60,11 @@ class Pair:
             return all(self.booked(number) == holding for number in self.servers)
 
         await until(so)
+
+
+def name_at(client, address):
+    """Return an id whose home is this scheduler."""
+    return next(name for name in iter(lambda: uuid.uuid4().hex, "") if client.home(name) == address)
 
 
 @pytest.fixture
@@ -139,20 +132,17 @@ async def test_the_other_scheduler_takes_over_with_all_bookings(two):
 
     found = await moved("seventh") or await moved("seventh")
     assert found
-    assert (found.scheduler, found.moved) == (two.options[1].address, True)
+    assert (found.scheduler, found.moved) == (two.addresses[1], True)
     await place(router, "eighth")
     with pytest.raises(NoCapacity, match="8 of 8 requests"):
         await place(router, "ninth")
     router.reports.finished(running[0].attempt, "stop")
     again = await two.begin(0)
     await two.agree_with(router)
-    assert again._servicer.roster.view().workers.keys() == {"m"}
-    assert again._servicer.ledger.live.keys() == {
-        "seventh",
-        "eighth",
-        *(f"r{number}" for number in range(1, 6)),
-    }
-    await until(lambda: router.home(router.router_id) == two.options[0].address, 10)
+    assert two.workers(0).keys() == {"m"}
+    placed = {"seventh", "eighth", *(f"r{number}" for number in range(1, 6))}
+    assert again._servicer.ledger.live.keys() == placed
+    await until(lambda: router.home(router.router_id) == two.addresses[0], 10)
     assert not (await place(router, "tenth")).moved
     with pytest.raises(NoCapacity):
         await place(router, "eleventh")
@@ -168,34 +158,31 @@ async def test_late_placements_of_a_hanging_scheduler_are_superseded(redis_serve
         SchedulerClient(f"{address},{options.address}") as anybody,
         SchedulerClient(address, router_id="router") as late,
         working(anybody, identity("m")),
+        SchedulerClient(anybody.address, router_id=name_at(anybody, address)) as client,
     ):
-        name = next(name for name in iter(lambda: uuid.uuid4().hex, "") if anybody.home(name) == address)
-        async with SchedulerClient(anybody.address, router_id=name) as client:
-            await late.describe()
-            freeze(process.pid)
-            asked = [asyncio.create_task(place(late, f"r{number}")) for number in range(4)]
-            for number in range(4):
-                for epoch in (2, 3):  # the first one goes to the hanging scheduler
-                    with suppress(SchedulerUnavailable):
-                        placed = await place(client, f"r{number}", epoch)
-                        break
-                assert placed.scheduler == options.address
-            process.send_signal(signal.SIGCONT)
-            for one in await asyncio.gather(*asked, return_exceptions=True):
-                assert isinstance(one, Placement | SchedulerUnavailable) or (
-                    isinstance(one, NoCapacity) and one.code == pb.Rejection.CODE_STALE_EPOCH
-                )
-            holding = {known.attempt for known in client.reports._held.values()}
-            assert len(holding) == 4
+        await late.describe()
+        freeze(process.pid)
+        asked = [asyncio.create_task(place(late, f"r{number}")) for number in range(4)]
+        for number in range(4):
+            for epoch in (2, 3):  # the first one goes to the hanging scheduler
+                with suppress(SchedulerUnavailable):
+                    placed = await place(client, f"r{number}", epoch)
+                    break
+            assert placed.scheduler == options.address
+        process.send_signal(signal.SIGCONT)
+        for one in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(one, Placement | SchedulerUnavailable) or (
+                isinstance(one, NoCapacity) and one.code == pb.Rejection.CODE_STALE_EPOCH
+            )
+        holding = {known.attempt for known in client.reports._held.values()}
+        assert len(holding) == 4
 
-            async def the_later_ones_alone():
-                elsewhere = {
-                    (one.attempt.request_id, one.attempt.epoch) for one in (await late.describe()).attempts
-                }
-                return elsewhere == {(one.request_id, one.epoch) for one in holding}
+        def the_later_ones_alone(told):
+            elsewhere = {(one.attempt.request_id, one.attempt.epoch) for one in told.attempts}
+            return elsewhere == {(one.request_id, one.epoch) for one in holding}
 
-            await until(the_later_ones_alone, 10)
-            assert {one.booking.attempt for one in server._servicer.ledger.live.values()} == holding
+        await until_told(late, the_later_ones_alone, 10)
+        assert {one.booking.attempt for one in server._servicer.ledger.live.values()} == holding
 
 
 async def test_the_oldest_request_goes_first_at_any_scheduler(two):
@@ -230,39 +217,29 @@ async def test_the_oldest_request_goes_first_at_any_scheduler(two):
     await until(placed)
 
 
-async def test_every_scheduler_gets_cache_reports(redis_server, topic):
+async def test_every_scheduler_gets_cache_reports(two):
     """A restarted scheduler gets everything again, and the others do not."""
-    options = [
-        Options(f"127.0.0.1:{free_port()}", redis_server.url, topic, heartbeat_s=0.05) for _ in range(2)
-    ]
     draw = random.Random(1)
     keys = [key_of(draw.getrandbits(64), depth) for depth in range(1, 9_001)]  # more than two messages
-    both = ",".join(one.address for one in options)
-    async with SchedulerServer(options[0]) as home, SchedulerClient(both) as client:
-        async with SchedulerServer(options[1]) as other:
-            worker_id = next(
-                name for name in iter(lambda: uuid.uuid4().hex, "") if client.home(name) == options[0].address
-            )
-            session = WorkerSession(client, identity(worker_id), pb.WorkerLoad)
-            session.blocks = BlockLogs()
-            session.blocks.take(Change(stored=keys))
-            await session.start(5)
-            await session.ready(capacity())
 
-            async def known(server, blocks):
-                return len(server._servicer.prefixes.index) == blocks
+    def known(blocks):
+        return all(len(one._servicer.prefixes.index) == blocks for one in two.servers.values())
 
-            for server in (home, other):
-                await until(lambda server=server: known(server, 9_000))
-            session.blocks.take(Change(removed=keys[4_000:]))
-            for server in (home, other):
-                await until(lambda server=server: known(server, 4_000))
+    async with SchedulerClient(two.address) as client:
+        session = WorkerSession(client, identity(name_at(client, two.addresses[0])), pb.WorkerLoad)
+        session.blocks = BlockLogs()
+        session.blocks.take(Change(stored=keys))
+        await session.start(5)
+        await session.ready(capacity())
+        await until(lambda: known(9_000))
+        session.blocks.take(Change(removed=keys[4_000:]))
+        await until(lambda: known(4_000))
+        await two.end(1)
         session.blocks.take(Change(removed=keys[3_000:4_000]))
-        async with SchedulerServer(options[1]) as other:
-            await until(lambda: known(other, 3_000), 10)
-            assert await known(home, 3_000)
-            assert home._servicer.prefixes.begun == 1
-            await session.close()
+        await two.begin(1)
+        await until(lambda: known(3_000), 10)
+        assert two.servers[0]._servicer.prefixes.begun == 1
+        await session.close()
 
 
 async def test_operators_see_all_schedulers(two):
@@ -275,9 +252,7 @@ async def test_operators_see_all_schedulers(two):
     await two.agree_with(*routers)
     told = await operator.describe()
     assert {one.router_id for one in told.routers} == {one.router_id for one in routers}
-    assert [(one.address, one.placements) for one in told.schedulers] == [
-        (one.address, 1) for one in two.options
-    ]
+    assert [(one.address, one.placements) for one in told.schedulers] == [(one, 1) for one in two.addresses]
     assert (len(told.workers), len(told.attempts)) == (1, 2)
     said = await operator.set_log_level("routers", "debug")
     assert set(said.processes) == {one.router_id for one in routers}
@@ -286,7 +261,7 @@ async def test_operators_see_all_schedulers(two):
 
 
 async def test_operators_get_the_description_with_most_workers(two):
-    async with SchedulerClient(two.options[1].address) as client:
+    async with SchedulerClient(two.addresses[1]) as client:
         await client.register(identity("m"), pb.WORKER_STATE_READY)
     async with SchedulerClient(two.address) as operator:
         assert [one.identity.worker_id for one in (await operator.describe()).workers] == ["m"]

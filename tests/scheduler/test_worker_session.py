@@ -12,6 +12,7 @@ from baton.scheduler.service import SchedulerServer
 from baton.scheduler.worker_session import WorkerSession
 from harness.scheduling import Options, capacity, free_port, identity, place, until, until_told, working
 from harness.support import PATIENCE
+from tests.scheduler.conftest import Schedulers
 
 
 def short(state):
@@ -132,35 +133,25 @@ class Cut(SchedulerClient):
         return await super().register(identity, state, scheduler=scheduler)
 
 
-class Two:
+class Two(Schedulers):
     """Two schedulers without a shared store, and a client of both."""
 
     def __init__(self):
-        self.options = [Options(f"127.0.0.1:{free_port()}", heartbeat_s=0.05) for _ in range(2)]
-        self.addresses = [one.address for one in self.options]
-        self.servers = {}
+        super().__init__(heartbeat_s=0.05)
         self.client = Cut(",".join(self.addresses))
-
-    async def begin(self, *numbers):
-        for number in numbers:
-            self.servers[number] = await SchedulerServer(self.options[number]).__aenter__()
-
-    async def end(self, number):
-        await self.servers.pop(number).__aexit__(None, None, None)
 
     async def close(self):
         await self.client.close()
-        for number in list(self.servers):
-            await self.end(number)
+        await super().close()
 
     def views(self):
         """Return the worker as each running scheduler knows it."""
-        return [one._servicer.roster.view().workers["m"] for one in self.servers.values()]
+        return [self.workers(number)["m"] for number in self.servers]
 
     def seen(self, number):
         """Return the worker's state at a scheduler; empty if it is unknown there."""
-        found = self.servers[number]._servicer.roster.view().workers
-        return short(found["m"].state) if "m" in found else ""
+        found = self.workers(number).get("m")
+        return short(found.state) if found else ""
 
     async def both_see(self, state):
         await until(lambda: self.seen(0) == self.seen(1) == state)
@@ -175,7 +166,8 @@ async def two():
 
 @pytest.fixture
 async def both(two):
-    await two.begin(0, 1)
+    for number in (0, 1):
+        await two.begin(number)
     return two
 
 

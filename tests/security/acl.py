@@ -21,7 +21,7 @@ def rules(user, topic):
 
 
 class GuardedRedis:
-    """A running server with only these users."""
+    """A server with only these users."""
 
     def __init__(self, folder, *acl):
         # A certificate from Baton's CA has no address, so clients must not check it.
@@ -34,10 +34,16 @@ class GuardedRedis:
             *("--tls-ca-cert-file", str(folder / files.ROOTS)),
         )
         self._trust = f"ssl_ca_certs={folder / files.ROOTS}&ssl_check_hostname=False"
-        self.server = RedisServer(folder, extra=extra, tls=True)
-        self.server.start()
+        self._server = RedisServer(folder, extra=extra, tls=True)
+
+    def __enter__(self):
+        self._server.start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.stop()
 
     def url(self, user, password=PASSWORD):
         """Return the URL for a user, without a password if it is empty."""
         secret = f":{password}" if password else ""
-        return f"rediss://{user}{secret}@127.0.0.1:{self.server.port}/0?{self._trust}"
+        return f"rediss://{user}{secret}@127.0.0.1:{self._server.port}/0?{self._trust}"

@@ -8,6 +8,7 @@ import pytest
 
 from baton import rpc
 from baton.handoff.errors import TransportFailed, WrongTicket
+from baton.handoff.transports.tcp import Tcp
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc
 from baton.scheduler.client import SchedulerClient
@@ -17,7 +18,7 @@ from baton.security.authority import Authority
 from baton.security.errors import NotSecured
 from baton.security.names import Role
 from harness.scheduling import Options, identity, place
-from tests.security import saves
+from tests.handoff.server import Rank
 from tests.security.conftest import TOPIC
 
 READY = pb.WORKER_STATE_READY
@@ -30,16 +31,12 @@ async def server(become):
         yield running
 
 
-async def said(address, kind, call):
-    """Return the error that a client with this process's identity gets."""
-    async with SchedulerClient(address, router_id="r") as client:
-        with pytest.raises(kind) as error:
-            await call(client)
-    return str(error.value)
-
-
-def describe(client):
-    return client.describe()
+async def fails(address, text):
+    """Check that a client with this process's identity gets an error with this text."""
+    async with SchedulerClient(address) as client:
+        with pytest.raises(SchedulerUnavailable) as error:
+            await client.describe()
+    assert text in str(error.value)
 
 
 async def refusal(address, *pems):
@@ -82,8 +79,7 @@ async def test_without_a_certificate(server, ca, become):
 
 async def test_a_certificate_of_another_ca(server, become, tmp_path):
     become(Role.OPERATOR, by=Authority.create(tmp_path / "other"))
-    text = await said(server.address, SchedulerUnavailable, describe)
-    assert "its certificate has expired, or is not from this process's CA" in text
+    await fails(server.address, "its certificate has expired, or is not from this process's CA")
 
 
 async def test_another_ca_that_trusts_the_right_one(server, become, ca, tmp_path):
@@ -98,22 +94,19 @@ async def test_an_expired_certificate(server, become):
     async with asyncio.timeout(10):
         while mine.current().seconds_left() > -0.5:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    text = await said(server.address, SchedulerUnavailable, describe)
-    assert "it hung up: this process's certificate has expired" in text
+    await fails(server.address, "it hung up: this process's certificate has expired")
 
 
 async def test_plain_text_to_a_tls_port(server):
     rpc.act_as(None)
-    text = await said(server.address, SchedulerUnavailable, describe)
-    assert "it hung up; if it speaks TLS, this process needs security.tls, too" in text
+    await fails(server.address, "it hung up; if it speaks TLS, this process needs security.tls, too")
 
 
 async def test_tls_to_a_plain_port(become):
     rpc.act_as(None)
     async with SchedulerServer(Options(topic=TOPIC)) as plain:
         become(Role.OPERATOR)
-        text = await said(plain.address, SchedulerUnavailable, describe)
-    assert "it speaks plain text, and this process TLS (security.tls)" in text
+        await fails(plain.address, "it speaks plain text, and this process TLS (security.tls)")
 
 
 async def test_a_worker_in_the_schedulers_place(become):
@@ -121,26 +114,24 @@ async def test_a_worker_in_the_schedulers_place(become):
     become(Role.WORKER, "w1")
     async with SchedulerServer(Options(topic=TOPIC)) as impostor:
         become(Role.ROUTER)
-        text = await said(impostor.address, SchedulerUnavailable, describe)
-    assert "its certificate is for another role or topic" in text
+        await fails(impostor.address, "its certificate is for another role or topic")
 
 
 async def test_a_worker_that_registers_as_another(server, become):
     become(Role.WORKER, "w1")
-    calls = {
-        "register": lambda client: client.register(identity("w2"), READY),
-        "heartbeat": lambda client: client.heartbeat("w2", READY, pb.WorkerLoad(), 0),
-        "deregister": lambda client: client.deregister("w2", 9),
-    }
-    for call in calls.values():
-        text = await said(server.address, Refused, call)
-        assert text == "worker 'w1' may not speak for worker 'w2'"
+    async with SchedulerClient(server.address) as client:
+        for call in (
+            client.register(identity("w2"), READY),
+            client.heartbeat("w2", READY, pb.WorkerLoad(), 0),
+            client.deregister("w2", 9),
+        ):
+            with pytest.raises(Refused, match=r"^worker 'w1' may not speak for worker 'w2'$"):
+                await call
 
 
 async def test_a_certificate_of_another_topic(server, become):
     become(Role.OPERATOR, topic="elsewhere")
-    text = await said(server.address, SchedulerUnavailable, describe)
-    assert "its certificate is for another role or topic" in text
+    await fails(server.address, "its certificate is for another role or topic")
     # The server refuses a client that does not verify.
     mine = become(Role.OPERATOR, topic="elsewhere").current().pems
     error = await refusal(server.address, mine.roots, mine.key, mine.chain)
@@ -151,24 +142,23 @@ async def test_a_certificate_of_another_topic(server, become):
 def test_pulls(become):
     """Pull with the right ticket, without a ticket, with the ticket of another save, and as another role."""
     become(Role.WORKER, "p0")
-    with saves.source() as source:
-        wanted, other = source.save("wanted"), source.save("other")
+    with closing(Rank()) as rank:
+        rank.save(4)
         become(Role.WORKER, "d0")
-        with closing(saves.Puller()) as puller:
-            for ticket in (b"", other.shards[0].ticket):
-                guess = type(wanted)()
-                guess.CopyFrom(wanted)
-                guess.shards[0].ticket = ticket
-                with pytest.raises(WrongTicket, match=r"KV of request 'wanted', epoch 1: (no|wrong) ticket"):
-                    puller.pull(guess)
-            assert puller.pull(wanted) == saves.RECORD * saves.BLOCKS
+        with closing(Tcp()) as tcp:
+            for ticket in (b"", rank.staging.tickets.of("other", 1)):
+                guess = rank.pull()
+                guess.shard.ticket = ticket
+                with pytest.raises(WrongTicket, match=r"KV of request 'r', epoch 1: (no|wrong) ticket"):
+                    list(tcp.pull(guess))
+            assert sum(records.data.sum() for records in tcp.pull(rank.pull())) == rank.data.sum()
         become(Role.ROUTER)
-        with closing(saves.Puller()) as puller, pytest.raises(TransportFailed, match="a router may not call"):
-            puller.pull(wanted)
+        with closing(Tcp()) as tcp, pytest.raises(TransportFailed, match="a router may not call"):
+            list(tcp.pull(rank.pull()))
         rpc.act_as(None)
-        with closing(saves.Puller()) as puller, pytest.raises(TransportFailed, match="UNAVAILABLE"):
-            puller.pull(wanted)
-        assert source.staging.held()[0] == 2
+        with closing(Tcp()) as tcp, pytest.raises(TransportFailed, match="UNAVAILABLE"):
+            list(tcp.pull(rank.pull()))
+        assert rank.staging.held()[0] == 1
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "fd00::1", "8.8.8.8"])

@@ -49,14 +49,24 @@ def token(ca, role=Role.WORKER, **changes):
 
 
 async def join(service, with_, name=WORKER):
-    return await asyncio.to_thread(joining.join, service, with_, name)
+    return checked(await asyncio.to_thread(joining.join, service, with_, name), "here")
+
+
+async def renew(service, last):
+    return checked(await asyncio.to_thread(joining.renew, service, last), "here")
+
+
+async def refused(match, call):
+    with pytest.raises(JoinRefused, match=match) as error:
+        await call
+    return str(error.value)
 
 
 async def test_join_and_renew(ca, service):
-    first = checked(await join(service, token(ca, life_s=600)), "here")
+    first = await join(service, token(ca, life_s=600))
     assert first.name == WORKER
     assert first.ends - first.begins == timedelta(seconds=650)
-    second = checked(await asyncio.to_thread(joining.renew, service, first), "here")
+    second = await renew(service, first)
     assert second.name == WORKER
     assert abs((second.ends - second.begins) - (first.ends - first.begins)) <= timedelta(seconds=2)
     assert second.pems.key != first.pems.key
@@ -70,8 +80,7 @@ async def test_a_token_has_a_number_of_uses(ca, service):
     twice, always = token(ca, uses=2), token(ca, Role.ROUTER, uses=None)
     await join(service, twice)
     await join(service, twice, replace(WORKER, worker_id="w2"))
-    with pytest.raises(JoinRefused, match=f"token {twice.id} has no uses left"):
-        await join(service, twice)
+    await refused(f"token {twice.id} has no uses left", join(service, twice))
     for _ in range(3):
         await join(service, always, Name(TOPIC, Role.ROUTER))
 
@@ -86,21 +95,16 @@ async def test_a_token_has_a_number_of_uses(ca, service):
     ],
 )
 async def test_a_token_that_does_not_fit_is_refused(ca, service, role, changes, why):
-    with pytest.raises(JoinRefused, match=f"the CA at {service} refuses: token .*{why}"):
-        await join(service, token(ca, role, **changes))
+    await refused(f"the CA at {service} refuses: token .*{why}", join(service, token(ca, role, **changes)))
 
 
 async def test_a_caller_without_the_secret_learns_nothing(ca, service):
     """Expired and unknown tokens are refused with the same text."""
     known, expired = token(ca), token(ca, valid_s=-1)
-    said = []
     for one in (known, expired, Token("0" * 12, "0" * 32, ca.pin)):
-        with pytest.raises(JoinRefused) as error:
-            await join(service, replace(one, secret="f" * 32))
-        said.append(str(error.value).replace(one.id, "ID"))
-    assert set(said) == {
-        f"the CA at {service} refuses: token ID: this CA does not know it, or the secret is wrong"
-    }
+        said = await refused(None, join(service, replace(one, secret="f" * 32)))
+        why = f"token {one.id}: this CA does not know it, or the secret is wrong"
+        assert said == f"the CA at {service} refuses: {why}"
     await join(service, known)  # it has not been used
 
 
@@ -108,8 +112,7 @@ async def test_a_revoked_token_is_unknown(ca, service):
     made = token(ca)
     assert ca.tokens.revoke(made.id)
     assert not ca.tokens.revoke(made.id)
-    with pytest.raises(JoinRefused, match="this CA does not know it"):
-        await join(service, made)
+    await refused("this CA does not know it", join(service, made))
 
 
 async def test_a_revoked_token_stays_revoked_after_its_file_is_restored(ca, tmp_path):
@@ -133,10 +136,8 @@ async def test_a_revoked_token_stays_revoked_after_its_file_is_restored(ca, tmp_
     second = pod("second")
     assert set(second.revoked.all()) == {serial(mine).lower().lstrip("0"), made.id}
     async with JoinService(second, TOPIC, "127.0.0.1:0") as service:
-        with pytest.raises(JoinRefused, match="was revoked"):
-            await join(service.address, made)
-        with pytest.raises(JoinRefused, match="was revoked"):
-            await asyncio.to_thread(joining.renew, service.address, mine)
+        await refused("was revoked", join(service.address, made))
+        await refused("was revoked", renew(service.address, mine))
         await join(service.address, spared)
 
 
@@ -144,11 +145,10 @@ async def test_another_ca_is_not_trusted(ca, service, tmp_path):
     other = Authority.create(tmp_path / "other")
     theirs = token(ca)
     async with JoinService(other, TOPIC, "127.0.0.1:0") as impostor:
-        with pytest.raises(JoinRefused, match=f"did not issue the token: its key has SHA-256 {other.pin}"):
-            await join(impostor.address, theirs)
-        mine = checked(await join(service, theirs), "here")
-        with pytest.raises(JoinRefused, match="cannot be trusted: CERTIFICATE_VERIFY_FAILED"):
-            await asyncio.to_thread(joining.renew, impostor.address, mine)
+        text = f"did not issue the token: its key has SHA-256 {other.pin}"
+        await refused(text, join(impostor.address, theirs))
+        mine = await join(service, theirs)
+        await refused("cannot be trusted: CERTIFICATE_VERIFY_FAILED", renew(impostor.address, mine))
 
 
 async def test_only_the_holder_of_a_valid_certificate_can_renew_it(ca, service, tmp_path):
@@ -164,8 +164,7 @@ async def test_only_the_holder_of_a_valid_certificate_can_renew_it(ca, service, 
         (over, "has expired: join with a token"),
     ):
         last = replace(checked(mine, "here"), pems=replace(pems, roots=ca.root_pem))
-        with pytest.raises(JoinRefused, match=why):
-            await asyncio.to_thread(joining.renew, service, last)
+        await refused(why, renew(service, last))
     with pytest.raises(JoinRefused, match="did not sign"):
         ca.renew(mine.chain, request, b"")
 
@@ -308,34 +307,30 @@ def serial(one):
 async def test_a_revoked_line_cannot_be_renewed(ca, service):
     """The running service refuses all certificates of the line, and so does a restarted one."""
     many = token(ca, uses=None)
-    first, other = checked(await join(service, many), "here"), checked(await join(service, many), "here")
-    second = checked(await asyncio.to_thread(joining.renew, service, first), "here")
-    third = checked(await asyncio.to_thread(joining.renew, service, second), "here")
+    first, other = await join(service, many), await join(service, many)
+    second = await renew(service, first)
+    third = await renew(service, second)
     Authority(ca.folder).revoked.add(serial(first))  # as `baton ca revoke`, in another process
     for one in (first, second, third):
-        with pytest.raises(JoinRefused, match="the certificate of worker w1 was revoked: join with a token"):
-            await asyncio.to_thread(joining.renew, service, one)
-    await asyncio.to_thread(joining.renew, service, other)  # the same name, but another line of certificates
+        await refused("the certificate of worker w1 was revoked: join with a token", renew(service, one))
+    await renew(service, other)  # the same name, but another line of certificates
     async with JoinService(Authority(ca.folder), TOPIC, "127.0.0.1:0") as restarted:
-        with pytest.raises(JoinRefused, match="was revoked"):
-            await asyncio.to_thread(joining.renew, restarted.address, third)
+        await refused("was revoked", renew(restarted.address, third))
 
 
 async def test_a_revoked_name_may_join_again(ca, service):
     many = token(ca, uses=None)
-    stolen = checked(await join(service, many), "here")
-    neighbour = checked(await join(service, many, replace(WORKER, worker_id="w2")), "here")
+    stolen = await join(service, many)
+    neighbour = await join(service, many, replace(WORKER, worker_id="w2"))
     ca.revoked.add(WORKER.uri)
     since = ca.revoked.all()[WORKER.uri]
-    with pytest.raises(JoinRefused, match="worker w1 was revoked"):
-        await asyncio.to_thread(joining.renew, service, stolen)
-    await asyncio.to_thread(joining.renew, service, neighbour)
+    await refused("worker w1 was revoked", renew(service, stolen))
+    await renew(service, neighbour)
     # A certificate issued in the same second as the revocation counts as older.
     eventually(lambda: time.time() >= since + 2, 5, "the clock goes on")
-    again = checked(await join(service, many), "here")
-    await asyncio.to_thread(joining.renew, service, again)
-    with pytest.raises(JoinRefused, match="worker w1 was revoked"):
-        await asyncio.to_thread(joining.renew, service, stolen)
+    again = await join(service, many)
+    await renew(service, again)
+    await refused("worker w1 was revoked", renew(service, stolen))
 
 
 def test_what_can_be_revoked(ca):

@@ -27,9 +27,8 @@ CALLER = Caller("web", "acme", Limits(), Tenant(requests_per_s=50, tokens_per_mi
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory):
-    made = GuardedRedis(tmp_path_factory.mktemp("redis"), *RULES.values(), ADMIN)
-    yield made
-    made.server.stop()
+    with GuardedRedis(tmp_path_factory.mktemp("redis"), *RULES.values(), ADMIN) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -10,19 +10,22 @@ from datetime import UTC, datetime
 from cryptography import x509
 
 from baton import rpc
+from baton.handoff.channels import HandoffClient
+from baton.handoff.transports.tcp import Tcp
 from baton.protos import scheduler_pb2 as pb
+from baton.protos.handoff_pb2 import Manifest
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.security.names import Role
 from baton.security.renewal import Renewal
 from harness.scheduling import Options, identity, place
 from harness.support import PATIENCE
-from tests.security import saves
+from tests.handoff.server import KEY, Rank
 from tests.security.conftest import TOPIC
 
 LIFE_S = 2.0 * PATIENCE
 ROTATIONS = 2
-PACE_S = 0.01
+PACE_S = 0.03
 
 
 def serial(mine):
@@ -46,10 +49,10 @@ async def test_no_call_fails_while_certificates_are_replaced(become, ca, monkeyp
         server = SchedulerServer(Options(topic=TOPIC))
         async with server:
             prefill = kept(Role.WORKER, "p0")
-            source = stack.enter_context(saves.source())
-            manifest = source.save("r")
+            rank = stack.enter_context(closing(Rank()))
+            rank.save(4)
             decode = kept(Role.WORKER, "d0")
-            puller = stack.enter_context(closing(saves.Puller()))
+            tcp, client = (stack.enter_context(closing(made())) for made in (Tcp, HandoffClient))
             worker = await _client(server)
             await worker.register(identity("d0"), pb.WORKER_STATE_READY)
             router_identity = kept(Role.ROUTER)
@@ -72,7 +75,7 @@ async def test_no_call_fails_while_certificates_are_replaced(become, ca, monkeyp
                 _repeated(lambda: worker.heartbeat("d0", pb.WORKER_STATE_READY, pb.WorkerLoad(), 0), over),
                 _repeated(router.refresh, over),
                 _repeated(placed, over),
-                asyncio.to_thread(_pulled, puller, manifest, over),
+                asyncio.to_thread(_pulled, rank, tcp, client, over),
                 _until(note, over),
             )
             await worker.close()
@@ -95,11 +98,12 @@ async def _repeated(call, over):
     return count
 
 
-def _pulled(puller, manifest, over):
+def _pulled(rank, tcp, client, over):
     count = 0
+    manifest = Manifest(request_id="r", epoch=1, shards=[rank.pull().shard])
     while not over.wait(PACE_S):
-        assert puller.pull(manifest) == saves.RECORD * saves.BLOCKS
-        assert puller.client.renew([manifest]) == {("r", 1)}
+        assert sum(records.data.sum() for records in tcp.pull(rank.pull())) == rank.data.sum()
+        assert client.renew([manifest]) == {KEY}
         count += 1
     return count
 

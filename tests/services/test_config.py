@@ -100,6 +100,7 @@ def test_an_empty_section_is_the_default(yaml_file):
         ("router: [1, 2]", ["router is a section: it must be a mapping of keys (host, port, "]),
         ("router: {port: 1", ["is not valid YAML", "expected ',' or '}'"]),
         ("scheduler: {store: 'foo://x'}", ["use memory, redis://, redis+sentinel:// or redis+cluster://"]),
+        ("handoff: {listen: '127.0.0.1:7402,127.0.0.1:7403'}", ["handoff.listen"]),
     ],
 )
 def test_invalid_keys_and_values_are_refused_by_name(yaml_file, text, said):
@@ -117,20 +118,6 @@ def test_several_schedulers_need_a_shared_store():
 
 def test_a_missing_file_is_named(tmp_path):
     assert "nowhere.yaml' does not exist" in refusal(tmp_path / "nowhere.yaml")
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("BATON_ROUTER__PORTT", "unknown key 'router.portt'; did you mean 'port'"),
-        ("BATON_ROUTR__PORT", "unknown key 'routr'; did you mean 'router'"),
-        ("BATON_CLASSES__OWN__SHARES", "unknown key 'classes.own.shares'; did you mean 'share'"),
-        ("BATON_ENGINE__SEED", "engine.seed is no longer set: set engine.extra.seed"),
-    ],
-)
-def test_a_misspelt_environment_variable_is_refused(monkeypatch, name, said):
-    monkeypatch.setenv(name, "1")
-    assert said in refusal()
 
 
 @pytest.mark.parametrize(
@@ -184,14 +171,18 @@ def test_a_possible_secret_is_not_shown(yaml_file, text, said):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("BATON_ROUTER", "api_key=c4nary", "BATON_ROUTER: the value is not valid JSON"),
-        ("BATON_ROUTER__APIKEY", "c4nary", "did you mean 'api_key'?"),
-        ("BATON_ENGINE__EXTRA", '{"hf_token": "c4nary"', "BATON_ENGINE__EXTRA: the value is not valid"),
-        ("BATON_SCHEDULER", '{"store": ["redis://:c4nary@host"]}', "scheduler.store is not allowed"),
+        ("ROUTER__PORTT", "1", "unknown key 'router.portt'; did you mean 'port'"),
+        ("ROUTR__PORT", "1", "unknown key 'routr'; did you mean 'router'"),
+        ("CLASSES__OWN__SHARES", "1", "unknown key 'classes.own.shares'; did you mean 'share'"),
+        ("ENGINE__SEED", "1", "engine.seed is no longer set: set engine.extra.seed"),
+        ("ROUTER", "api_key=c4nary", "BATON_ROUTER: the value is not valid JSON"),
+        ("ROUTER__APIKEY", "c4nary", "did you mean 'api_key'?"),
+        ("ENGINE__EXTRA", '{"hf_token": "c4nary"', "BATON_ENGINE__EXTRA: the value is not valid"),
+        ("SCHEDULER", '{"store": ["redis://:c4nary@host"]}', "scheduler.store is not allowed"),
     ],
 )
-def test_a_possible_secret_in_the_environment_is_not_shown(monkeypatch, name, value, said):
-    monkeypatch.setenv(name, value)
+def test_an_invalid_environment_variable_is_refused_without_its_value(monkeypatch, name, value, said):
+    monkeypatch.setenv(f"BATON_{name}", value)
     found = refusal()
     assert said in found
     assert "c4nary" not in found
@@ -221,8 +212,3 @@ def test_dumps_contain_secrets_only_on_request():
 def test_a_model_has_one_name_or_several(yaml_file, given, names):
     yaml_file.write_text(f"engine: {{served_model_name: {given if given[:1] == '[' else repr(given)}}}")
     assert load({}, yaml_file).engine.served_model_name == names
-
-
-def test_kv_is_served_at_one_address(yaml_file):
-    yaml_file.write_text("handoff: {listen: '127.0.0.1:7402,127.0.0.1:7403'}")
-    assert "handoff.listen" in refusal(yaml_file)

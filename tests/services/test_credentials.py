@@ -96,12 +96,10 @@ def test_the_stores_password(file):
 @pytest.mark.parametrize("text", ["", "\n", "c4nary\nc4nary\n"])
 def test_a_password_is_one_line(file, text):
     file.write_text(text)
-    with pytest.raises(ConfigError, match="on one line") as error:
-        credentials.store_password(SchedulerSettings(store=store(file)))
-    assert "c4nary" not in str(error.value)
-    with pytest.raises(ConfigError, match="on one line") as error:
-        credentials.keys_store_password(RouterSettings(keys_store=store(file)))
-    assert "c4nary" not in str(error.value)
+    for settings in ({"scheduler": {"store": store(file)}}, {"router": {"keys_store": store(file)}}):
+        with pytest.raises(ConfigError, match="on one line") as error:
+            credentials.check(Settings(**settings))
+        assert "c4nary" not in str(error.value)
 
 
 def test_a_file_of_tenants_keys_is_checked_before_anything_starts(tmp_path):

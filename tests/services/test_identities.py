@@ -10,7 +10,6 @@ import pytest
 
 from baton import rpc
 from baton.security import identity
-from baton.security.authority import Authority
 from baton.security.errors import AuthorityError, IdentityError, JoinRefused, NotSecured
 from baton.security.identity import Identity
 from baton.security.join_service import JoinService
@@ -19,19 +18,9 @@ from baton.services import identities
 from baton.services.config import load
 from baton.services.errors import ConfigError
 from harness.support import PYTHON
+from tests.security.conftest import ca as ca
 
 WORKER = Name("baton", Role.WORKER, "w1")
-
-
-@pytest.fixture(autouse=True)
-def _plain_again():
-    yield
-    rpc.act_as(None)
-
-
-@pytest.fixture
-def ca(tmp_path):
-    return Authority.create(tmp_path / "ca")
 
 
 def settings(**security):

@@ -18,12 +18,11 @@ def restored(monkeypatch):
     for name in ("_BATON_LOG", "VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING", *verbosities):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    root, own = logging.getLogger(), logging.getLogger(logs.LOGGER)
-    kept = (list(root.handlers), root.level, own.level)
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
     yield
     logging.captureWarnings(False)
-    root.handlers[:], root.level = kept[0], kept[1]
-    own.setLevel(kept[2])
+    root.handlers[:], root.level = handlers, level
     logging.getLogger("baton.requests").setLevel(logging.NOTSET)
 
 

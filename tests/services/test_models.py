@@ -19,11 +19,8 @@ BASE = {
 def config(tmp_path):
     def load_with(models, **sections):
         file = tmp_path / "baton.yaml"
-        file.write_text(
-            models
-            if isinstance(models, str)
-            else yaml.safe_dump(BASE | sections | {"models": models}, sort_keys=False)
-        )
+        given = BASE | sections | {"models": models}
+        file.write_text(models if isinstance(models, str) else yaml.safe_dump(given, sort_keys=False))
         return load(config_file=str(file))
 
     return load_with
@@ -39,43 +36,24 @@ def test_without_entries_there_is_one_model():
 
 
 def test_an_entry_inherits_and_replaces_whole_keys(config):
-    settings = config(
-        {
-            "chat": {"workers": {"mixed": 2, "encode": 1}},
-            "org/code": {
-                "workers": {"decode": 3},
-                "engine": {"model": "other", "extra": {"b": 2}, "speculative_config": {"method": "ngram"}},
-                "router": {"max_waiting": 3},
-            },
-        }
-    )
-    chat, code = models_of(settings)
-    assert (chat.name, chat.settings.engine.model, chat.settings.engine.extra) == (
-        "chat",
-        "weights",
-        {"a": 1},
-    )
-    assert (code.name, code.settings.engine.model, code.settings.engine.extra) == (
-        "org/code",
-        "other",
-        {"b": 2},
-    )
-    assert code.settings.engine.dtype == "float32"
-    assert chat.settings.engine.speculative_config is None
-    assert code.settings.engine.speculative_config is not None
-    assert [one.settings.router.max_waiting for one in (chat, code)] == [7, 3]
-    assert [one.prefix for one in (chat, code)] == ["chat-", "org-code-"]
-    assert [str(each.fleet) for each in started(settings, None)] == [
-        "2 mixed + 1 encode",
-        "1 prefill + 3 decode",
-    ]
+    engine = {"model": "other", "extra": {"b": 2}, "speculative_config": {"method": "ngram"}}
+    code = {"workers": {"decode": 3}, "engine": engine, "router": {"max_waiting": 3}}
+    settings = config({"chat": {"workers": {"mixed": 2, "encode": 1}}, "org/code": code})
+    models = models_of(settings)
+    assert [(one.name, one.prefix) for one in models] == [("chat", "chat-"), ("org/code", "org-code-")]
+    chat, code = [one.settings.engine for one in models]
+    assert (chat.model, chat.extra, chat.speculative_config) == ("weights", {"a": 1}, None)
+    assert (code.model, code.extra, code.dtype) == ("other", {"b": 2}, "float32")
+    assert code.speculative_config is not None
+    assert [one.settings.router.max_waiting for one in models] == [7, 3]
+    fleets = [str(each.fleet) for each in started(settings, None)]
+    assert fleets == ["2 mixed + 1 encode", "1 prefill + 3 decode"]
 
 
 def test_each_model_has_its_own_scheduler_and_all_have_one_identity(config):
-    settings = config(
-        {"chat": {}, "code": {}, "far": {"scheduler": {"address": "h:1", "topic": "t"}}},
-        scheduler={"address": "h:7400,i:7400", "topic": "site", "metrics_port": 7500},
-    )
+    far = {"scheduler": {"address": "h:1", "topic": "t"}}
+    common = {"address": "h:7400,i:7400", "topic": "site", "metrics_port": 7500}
+    settings = config({"chat": {}, "code": {}, "far": far}, scheduler=common)
     trees = [one.settings for one in models_of(settings)]
     assert [one.scheduler.topic for one in trees] == ["site.chat", "site.code", "t"]
     assert [one.scheduler.address for one in trees] == ["h:7400,i:7400", "h:7401,i:7401", "h:1"]

@@ -21,9 +21,8 @@ def test_an_encode_worker_has_one_rank_and_no_language_model():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(
-        ConfigError, match=r"did you mean 'decode'\?; allowed: prefill, decode, mixed, encode"
-    ):
+    said = r"did you mean 'decode'\?; allowed: prefill, decode, mixed, encode"
+    with pytest.raises(ConfigError, match=said):
         roles.role("decoder")
 
 

@@ -1,5 +1,6 @@
 """1P1D deployments with drafts, compared with transformers: greedy answers and accepted drafts."""
 
+import functools
 import warnings
 
 import pytest
@@ -17,34 +18,27 @@ WITH_MTP = [name for name in REFERENCES if ARCHITECTURES[name].spec["method"] ==
 pytestmark = pytest.mark.timeout(600)
 
 
-class Deployments:
-    """The answers of a 1P1D deployment of each architecture, each run once."""
-
-    def __init__(self, folder):
-        self._folder = folder
-        self._outcomes = {}
-
-    def outcome(self, name):
-        """Return the outcome. With MTP a step drafts one token, as in transformers."""
-        if name not in self._outcomes:
-            model = ARCHITECTURES[name]
-            folder = model.checkpoint()
-            engine = ENGINE | {
-                "model": str(model.target(folder)),
-                "dtype": model.dtype,
-                "speculative_config": model.speculative(folder),
-                **model.engine,
-            }
-            if name in WITH_MTP:
-                engine["speculative_config"]["num_speculative_tokens"] = 1
-            with deployment(self._folder / name, FLEETS["1P1D"], engine) as one:
-                self._outcomes[name] = measure(one, model.prompts(PROMPTS), MAX_TOKENS)
-        return self._outcomes[name]
-
-
 @pytest.fixture(scope="module")
-def deployments(tmp_path_factory):
-    return Deployments(tmp_path_factory.mktemp("references"))
+def outcome_of(tmp_path_factory):
+    """A function: the outcome of an architecture's 1P1D deployment, which runs once."""
+    kept = tmp_path_factory.mktemp("references")
+
+    @functools.cache
+    def outcome(name):
+        model = ARCHITECTURES[name]
+        folder = model.checkpoint()
+        engine = ENGINE | {
+            "model": str(model.target(folder)),
+            "dtype": model.dtype,
+            "speculative_config": model.speculative(folder),
+            **model.engine,
+        }
+        if name in WITH_MTP:  # a step drafts one token, as in transformers
+            engine["speculative_config"]["num_speculative_tokens"] = 1
+        with deployment(kept / name, FLEETS["1P1D"], engine) as one:
+            return measure(one, model.prompts(PROMPTS), MAX_TOKENS)
+
+    return outcome
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +61,8 @@ def loaded(model):
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_every_answer_equals_transformers(name, deployments):
-    outcome = deployments.outcome(name)
+def test_every_answer_equals_transformers(name, outcome_of):
+    outcome = outcome_of(name)
     assert outcome.handoffs >= PROMPTS
     assert outcome.accepted > 0
     model = loaded(ARCHITECTURES[name])
@@ -86,9 +80,9 @@ def test_every_answer_equals_transformers(name, deployments):
 
 
 @pytest.mark.parametrize("name", WITH_MTP)
-def test_as_many_drafts_are_accepted_as_in_transformers(name, deployments):
+def test_as_many_drafts_are_accepted_as_in_transformers(name, outcome_of):
     """With one drafted token per step, the MTP layer drafts the same in transformers and in vLLM."""
-    outcome = deployments.outcome(name)
+    outcome = outcome_of(name)
     model = loaded(ARCHITECTURES[name])
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{model.config.num_hidden_layers}\."]
     drafts = 0

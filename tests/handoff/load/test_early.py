@@ -2,6 +2,7 @@
 
 import threading
 import time
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from baton.handoff.load.loader import EARLY, State
 from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import seal
 from baton.handoff.save.saver import SaveJob
-from baton.protos.handoff_pb2 import Manifest
 from harness.support import PATIENCE
 from tests.handoff.caches import random_blocks, records, released
 from tests.handoff.load.conftest import CACHE_BLOCKS
@@ -19,30 +19,47 @@ from tests.handoff.mock import Faults
 
 LONG_S, DELAY_S = 2.5, 0.15  # a pull's timeout; a pull has four delays
 WAITING = 14  # pulls, two at a time
+FROM, INTO = random_blocks(CACHE_BLOCKS, 10, 1), random_blocks(CACHE_BLOCKS, 10, 3)
 
 
 def begin(pair, name="r"):
     """Save the first four of ten blocks; return the job for the rest, and the manifest."""
-    blocks = random_blocks(CACHE_BLOCKS, 10, 1)
-    saved = pair.source.saver.save(SaveJob(name, 1, (Part(0, 0, blocks[:4]),), 10, last=False))
-    assert saved is not None
+    saved = pair.source.saver.save(SaveJob(name, 1, (Part(0, 0, FROM[:4]),), 10, last=False))
     manifest = pair.source.manifest(name, 310, 10, saved)
-    return SaveJob(name, 1, (Part(0, 4, blocks[4:]),), 10), manifest
+    return SaveJob(name, 1, (Part(0, 4, FROM[4:]),), 10), manifest
 
 
-def reserve(pair, into=(), name="r"):
-    blocks = into or random_blocks(CACHE_BLOCKS, 10, 3)
-    pair.loader.reserve(LoadJob(name, 1, 310, (Part(0, 0, blocks),)))
+def reserve(pair, into=INTO, name="r"):
+    pair.loader.reserve(LoadJob(name, 1, 310, (Part(0, 0, into),)))
     return name, 1
 
 
-def early(pair, manifest, into, name="r"):
+def early(pair, manifest, into=INTO, name="r"):
     pair.loader.begin(reserve(pair, into, name), manifest)
 
 
+def fill_up(pair):
+    """Begin as many early pulls as may run."""
+    for number in range(EARLY):
+        _, manifest = begin(pair, f"long-{number}")
+        early(pair, manifest, (number + 1,) * 10, f"long-{number}")
+
+
+@pytest.fixture
+def half(pair, eventually):
+    """An early load that has the first four blocks: the job for the rest, and the manifest."""
+    rest, manifest = begin(pair)
+    early(pair, manifest)
+    eventually(lambda: pair.pulled() == 4)
+    return rest, manifest
+
+
+def is_right(pair):
+    return np.array_equal(pair.landed(INTO), records(pair.source.cache, FROM))
+
+
 def whole(manifest):
-    made = Manifest()
-    made.CopyFrom(manifest)
+    made = deepcopy(manifest)
     made.saved_at_s = time.monotonic()
     return seal(made)
 
@@ -52,11 +69,8 @@ def state(pair, name="r"):
     return load.state if load is not None else None
 
 
-def test_an_early_load_ends_with_its_requests_first_token(pair, eventually):
-    rest, manifest = begin(pair)
-    into = random_blocks(CACHE_BLOCKS, 10, 3)
-    early(pair, manifest, into)
-    eventually(lambda: pair.pulled() == 4)
+def test_an_early_load_ends_with_its_requests_first_token(pair, half, eventually):
+    rest, manifest = half
     pair.source.saver.save(rest)
     eventually(lambda: pair.source.staging.held() == (0, 0))
     eventually(lambda: state(pair) is State.HELD)
@@ -66,26 +80,25 @@ def test_an_early_load_ends_with_its_requests_first_token(pair, eventually):
     assert done.problem is None
     assert done.blocks == 10
     assert done.early_bytes == done.bytes == 10 * manifest.shards[0].record_bytes
-    assert np.array_equal(pair.landed(into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1)))
+    assert is_right(pair)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_manifest_may_come_before_the_blocks_or_after(pair, when, eventually):
-    into = random_blocks(CACHE_BLOCKS, 10, 3)
     if when == "after":
-        key = reserve(pair, into)
+        key = reserve(pair)
         assert state(pair) is State.RESERVED
-    manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10, 1))
+    manifest = pair.source.save("r", 310, FROM)
     pair.loader.begin(("r", 1), manifest)
     if when == "before":  # ignored: the job will contain it
         assert state(pair) is None
-        job = LoadJob("r", 1, 310, (Part(0, 0, into),), manifest=manifest)
+        job = LoadJob("r", 1, 310, (Part(0, 0, INTO),), manifest=manifest)
         pair.loader.reserve(job)
         key = job.key
     eventually(lambda: state(pair) is State.HELD)
     pair.loader.complete(key, manifest)
     pair.succeeds()
-    assert np.array_equal(pair.landed(into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1)))
+    assert is_right(pair)
 
 
 def test_a_load_begins_on_any_thread_and_once(pair, mock, eventually):
@@ -108,10 +121,8 @@ def test_a_load_begins_on_any_thread_and_once(pair, mock, eventually):
     assert state(pair) is None
 
 
-def test_the_times_of_an_early_load_count_from_its_prompts_end(pair, eventually):
-    rest, manifest = begin(pair)
-    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    eventually(lambda: pair.pulled() == 4)
+def test_the_times_of_an_early_load_count_from_its_prompts_end(pair, half):
+    rest, manifest = half
     pair.loader.complete(("r", 1), whole(manifest))
     pair.source.saver.save(rest)
     done = pair.succeeds()
@@ -124,9 +135,7 @@ def test_a_load_can_be_cancelled_in_each_state(pair, mock, at, eventually):
     """A load that is not being pulled is reported at once."""
     rest, manifest = begin(pair)
     if at is State.QUEUED:
-        for number in range(EARLY):
-            _, other = begin(pair, f"long-{number}")
-            early(pair, other, (number + 1,) * 10, f"long-{number}")
+        fill_up(pair)
         eventually(lambda: len(mock.pulls) == EARLY)
     key = reserve(pair)
     if at is not State.RESERVED:
@@ -165,10 +174,8 @@ def test_a_cancelled_load_of_a_complete_prompt_is_released(pair, mock, eventuall
     eventually(lambda: ("r", 1) not in pair.source.staging._entries)
 
 
-def test_a_complete_prompt_gives_a_running_pull_a_deadline(pair, eventually):
-    _, manifest = begin(pair)
-    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    eventually(lambda: pair.pulled() == 4)
+def test_a_complete_prompt_gives_a_running_pull_a_deadline(pair, half):
+    _, manifest = half
     told = threading.Event()
     pair.loader.on_finished = told.set
     pair.loader._pull_timeout_s = 0.05
@@ -179,12 +186,10 @@ def test_a_complete_prompt_gives_a_running_pull_a_deadline(pair, eventually):
 
 def test_a_queued_early_load_moves_to_the_ordinary_queue(pair, mock, eventually):
     """A complete prompt must not queue after early pulls, which wait for other prompts' steps."""
-    for number in range(EARLY):
-        _, manifest = begin(pair, f"long-{number}")
-        early(pair, manifest, (number + 1,) * 10, f"long-{number}")
+    fill_up(pair)
     eventually(lambda: len(mock.pulls) == EARLY)
     rest, manifest = begin(pair, "short")
-    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3), "short")
+    early(pair, manifest, name="short")
     pair.source.saver.save(rest)
     pair.loader.begin(("short", 1), whole(manifest))  # before its token is here
     eventually(lambda: state(pair, "short") is State.HELD)
@@ -202,10 +207,8 @@ FAULT = {"fail": ({"fail_at": 5}, "TransportFailed"), "corrupt": ({"corrupt_bloc
 def test_a_failed_early_pull_is_retried_when_the_prompt_is_complete(pair, mock, fault, again, eventually):
     faults, name = FAULT[fault]
     rest, manifest = begin(pair)
-    for key, value in faults.items():
-        setattr(mock.faults, key, value)
-    into = random_blocks(CACHE_BLOCKS, 10, 3)
-    early(pair, manifest, into)
+    mock.faults = Faults(**faults)
+    early(pair, manifest)
     eventually(lambda: state(pair) is State.RESERVED)
     pair.source.saver.save(rest)
     assert pair.loader.take_finished() == []
@@ -220,17 +223,13 @@ def test_a_failed_early_pull_is_retried_when_the_prompt_is_complete(pair, mock, 
     else:
         assert done.problem is None
         assert (done.blocks, done.early_bytes) == (10, 0)
-        assert np.array_equal(
-            pair.landed(into), records(pair.source.cache, random_blocks(CACHE_BLOCKS, 10, 1))
-        )
+        assert is_right(pair)
     assert len(mock.pulls) == 2
     eventually(lambda: pair.source.staging.held() == (0, 0))
 
 
-def test_a_load_that_ends_during_its_cancellation_is_reported_once(pair, monkeypatch, eventually):
-    rest, manifest = begin(pair)
-    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3))
-    eventually(lambda: pair.pulled() == 4)
+def test_a_load_that_ends_during_its_cancellation_is_reported_once(pair, half, monkeypatch, eventually):
+    rest, _ = half
     cancellation = pair.loader._loads["r", 1].progress.cancellation
 
     def ends_first():
@@ -243,15 +242,13 @@ def test_a_load_that_ends_during_its_cancellation_is_reported_once(pair, monkeyp
 
 
 def test_time_in_the_queue_does_not_count_towards_the_deadline(pair, mock):
-    pair.loader._pull_timeout_s, mock.faults.delay_s, before = LONG_S, DELAY_S, WAITING
-    for number in range(EARLY):
-        _, manifest = begin(pair, f"long-{number}")
-        early(pair, manifest, (number + 1,) * 10, f"long-{number}")
-    for number in range(before):
+    pair.loader._pull_timeout_s, mock.faults.delay_s = LONG_S, DELAY_S
+    fill_up(pair)
+    for number in range(WAITING):
         manifest = pair.source.save(f"r{number}", 310, random_blocks(CACHE_BLOCKS, 10))
         pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10)), request_id=f"r{number}")
     rest, manifest = begin(pair, "late")
-    early(pair, manifest, random_blocks(CACHE_BLOCKS, 10, 3), "late")
+    early(pair, manifest, name="late")
     pair.source.saver.save(rest)
     pair.loader.complete(("late", 1), whole(manifest))
     done = {}

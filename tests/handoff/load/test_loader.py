@@ -14,7 +14,7 @@ from baton.handoff.transports.shm import offer_of
 from harness.support import PATIENCE
 from tests.handoff.caches import TRANSPORTS, make_cache, random_blocks, records, released, source, tensors
 from tests.handoff.load.conftest import CACHE_BLOCKS
-from tests.handoff.mock import Mock
+from tests.handoff.mock import Faults, Mock
 
 
 @pytest.mark.parametrize("first", [0, 1, 9])
@@ -63,8 +63,7 @@ FAULTS = [
 @pytest.mark.parametrize(("faults", "name", "text"), FAULTS)
 def test_a_faulty_transport_is_noticed_by_name(pair, mock, faults, name, text, eventually):
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
-    for key, value in faults.items():
-        setattr(mock.faults, key, value)
+    mock.faults = Faults(**faults)
     pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10, 3)))
     pair.fails(name, text, "'r'")
     eventually(lambda: pair.source.staging.held() == (0, 0))  # released

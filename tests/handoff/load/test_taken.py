@@ -23,6 +23,7 @@ from tests.handoff.caches import (
 
 BLOCKS, RECORDS, SLOTS = 41, 30, 8
 TOKENS = RECORDS * 32
+FROM, INTO = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
 
 
 @pytest.fixture(params=["shm", "tcp"])
@@ -33,17 +34,16 @@ def pair(request):
         yield made
 
 
-def begin(pair, blocks, stop=RECORDS):
+def begin(pair, stop=RECORDS):
     """Save the first records of a prompt; return its manifest."""
-    job = SaveJob("r", 1, (Part(0, 0, blocks[:stop]),), RECORDS, last=stop == RECORDS, slots=SLOTS)
+    job = SaveJob("r", 1, (Part(0, 0, FROM[:stop]),), RECORDS, last=stop == RECORDS, slots=SLOTS)
     saved = pair.source.saver.save(job)
-    assert saved is not None
     return pair.source.manifest("r", TOKENS, RECORDS, saved)
 
 
-def end(pair, blocks, first):
+def end(pair, first):
     """Save the prompt's records from `first` on."""
-    return pair.source.saver.save(SaveJob("r", 1, (Part(0, first, blocks[first:]),), RECORDS, slots=SLOTS))
+    return pair.source.saver.save(SaveJob("r", 1, (Part(0, first, FROM[first:]),), RECORDS, slots=SLOTS))
 
 
 def calls(pair, monkeypatch):
@@ -60,12 +60,11 @@ def calls(pair, monkeypatch):
 
 
 def test_a_window_serves_more_records_than_it_has_slots(pair, monkeypatch, eventually):
-    blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
     heard = calls(pair, monkeypatch)
-    pair.load(begin(pair, blocks), Part(0, 0, into))
+    pair.load(begin(pair), Part(0, 0, INTO))
     done = pair.succeeds()
     assert done.blocks == RECORDS
-    assert np.array_equal(pair.landed(into), records(pair.source.cache, blocks))
+    assert np.array_equal(pair.landed(INTO), records(pair.source.cache, FROM))
     assert heard == sorted(set(heard))
     assert 2 <= len(heard) <= RECORDS // (SLOTS // 4)
     eventually(lambda: pair.source.staging.held() == (0, 0))
@@ -73,58 +72,53 @@ def test_a_window_serves_more_records_than_it_has_slots(pair, monkeypatch, event
 
 def test_a_save_without_a_window_gets_no_acknowledgements(pair, monkeypatch):
     heard = calls(pair, monkeypatch)
-    blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
-    pair.load(pair.source.save("r", TOKENS, blocks), Part(0, 0, into))
+    pair.load(pair.source.save("r", TOKENS, FROM), Part(0, 0, INTO))
     pair.succeeds()
     assert heard == []
 
 
 def test_unwanted_records_are_skipped(pair, eventually):
     """Cached records are unwanted; there may be more of them than slots."""
-    blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
-    pair.load(begin(pair, blocks), Part(0, 3, into[3:5]), Part(0, 5, into[5:6]), Part(0, 19, into[19:29]))
+    pair.load(begin(pair), Part(0, 3, INTO[3:5]), Part(0, 5, INTO[5:6]), Part(0, 19, INTO[19:29]))
     done = pair.succeeds()
     assert done.blocks == 13
     for part in (slice(3, 6), slice(19, 29)):
-        assert np.array_equal(pair.landed(into[part]), records(pair.source.cache, blocks[part]))
+        assert np.array_equal(pair.landed(INTO[part]), records(pair.source.cache, FROM[part]))
     eventually(lambda: pair.source.staging.held() == (0, 0))
 
 
 def test_an_early_load_takes_records_step_by_step(pair, eventually):
-    blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
-    manifest = begin(pair, blocks, stop=21)
-    pair.load(manifest, Part(0, 0, into), early=True)
+    manifest = begin(pair, stop=21)
+    pair.load(manifest, Part(0, 0, INTO), early=True)
     eventually(lambda: pair.pulled() == 21)
-    end(pair, blocks, 21)
+    end(pair, 21)
     eventually(lambda: pair.source.staging.held() == (0, 0))
     pair.loader.complete(("r", 1), manifest)
     done = pair.succeeds()
     assert done.early_bytes == done.bytes
-    assert np.array_equal(pair.landed(into), records(pair.source.cache, blocks))
+    assert np.array_equal(pair.landed(INTO), records(pair.source.cache, FROM))
 
 
 def test_a_cancelled_early_load_that_took_records_ends_the_save(pair, eventually):
     """Another pull would not find all records."""
-    blocks = random_blocks(BLOCKS, RECORDS, 1)
-    manifest = begin(pair, blocks, stop=21)
-    pair.load(manifest, Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)), early=True)
+    manifest = begin(pair, stop=21)
+    pair.load(manifest, Part(0, 0, INTO), early=True)
     eventually(lambda: pair.pulled() == 21)
     pair.loader.cancel([("r", 1)])
     assert pair.finished().problem is not None
     eventually(lambda: pair.source.staging.held() == (0, 0))
-    late = end(pair, blocks, 21)
+    late = end(pair, 21)
     assert late.problem.name == "UnknownHandoff"
 
 
 def test_a_second_pull_of_taken_records_fails(pair, eventually):
-    blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
-    manifest = begin(pair, blocks)
+    manifest = begin(pair)
     entry = pair.source.staging._entries["r", 1]
     for taken in (SLOTS, 2 * SLOTS):
         eventually(lambda taken=taken: entry.view.is_whole(taken - 1))
         pair.source.staging.take("r", 1, taken)
     eventually(lambda: entry.view.is_whole(3 * SLOTS - 1))
-    pair.load(manifest, Part(0, 0, into))
+    pair.load(manifest, Part(0, 0, INTO))
     pair.fails("AlreadyTaken")
     eventually(lambda: pair.source.staging.held() == (0, 0))
 
@@ -134,7 +128,7 @@ def test_a_failed_acknowledgement_ends_the_load(pair, monkeypatch):
         raise RuntimeError("broken on demand")
 
     monkeypatch.setattr(pair.source.staging, "take", deaf)
-    pair.load(begin(pair, random_blocks(BLOCKS, RECORDS, 1)), Part(0, 0, random_blocks(BLOCKS, RECORDS, 3)))
+    pair.load(begin(pair), Part(0, 0, INTO))
     pair.fails("TransportFailed", "the acknowledgement failed: UNKNOWN")
 
 
@@ -152,8 +146,7 @@ def test_a_failed_acknowledgement_ends_the_load(pair, monkeypatch):
     ],
 )
 def test_wrong_calls_change_nothing(pair, change, error, eventually):
-    blocks = random_blocks(BLOCKS, RECORDS, 1)
-    manifest = begin(pair, blocks, stop=SLOTS)
+    manifest = begin(pair, stop=SLOTS)
     entry = pair.source.staging._entries["r", 1]
     eventually(lambda: entry.view.is_whole(SLOTS - 1))
     (shard,) = manifest.shards
@@ -166,12 +159,12 @@ def test_wrong_calls_change_nothing(pair, change, error, eventually):
         pair.client.call("Taken", shard.address, wrong, 20).result()
     assert dict(refused.value.trailing_metadata())[ERROR_KEY] == error
     assert entry.taken == 3
-    end(pair, blocks, SLOTS)
+    end(pair, SLOTS)
     found = []
     for chunk in pair.source.staging.read("r", 1, (3, RECORDS - 3), 1):
         found.append(chunk.data.copy())
         pair.source.staging.take("r", 1, chunk.first_block + 1)
-    assert np.array_equal(np.concatenate(found), records(pair.source.cache, blocks[3:]))
+    assert np.array_equal(np.concatenate(found), records(pair.source.cache, FROM[3:]))
 
 
 def test_all_groups_go_through_one_window():

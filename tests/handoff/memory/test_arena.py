@@ -1,6 +1,6 @@
-import contextlib
 import errno
 import itertools
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
@@ -17,15 +17,12 @@ KIB = 1024
 RECORD = 1000  # bytes; 512 records end with a page
 
 
-@contextlib.contextmanager
+@contextmanager
 def arena(slots, *, record_bytes=RECORD, step_bytes=16 * KIB):
     headers = -(-slots * HEADER_BYTES // PAGE) * PAGE
-    made = Arena(headers + slots * record_bytes, record_bytes, step_bytes)
-    assert made.slots == slots
-    try:
+    with closing(Arena(headers + slots * record_bytes, record_bytes, step_bytes)) as made:
+        assert made.slots == slots
         yield made
-    finally:
-        made.close()
 
 
 def slots_of(place):
@@ -58,10 +55,8 @@ def test_all_free_slots_can_be_allocated_after_any_history(steps, record):
         assert made.free_slots == 0
         for place in held:
             made.free(place)
-        step = made._step
-        assert made._holes._runs == [
-            (at, min(step, 200 - at)) for at in range(0, 200, step)
-        ]  # grown together
+        step = made._step  # slots that have grown together
+        assert made._holes._runs == [(at, min(step, 200 - at)) for at in range(0, 200, step)]
 
 
 def test_one_save_can_be_as_large_as_the_bound():
@@ -106,16 +101,15 @@ def test_begin_faults_in_at_least_this_much(size, grown):
 @pytest.mark.parametrize("record", [264, 1000, 4096, 88_064, 501_120])
 def test_steps_are_contiguous_whole_pages(record):
     pinned = []
-    made = Arena(
-        4 << 20, record, 1 << 20, pin=lambda memory: pinned.append((memory.ctypes.data, memory.size))
-    )
-    try:
+
+    def pin(memory):
+        pinned.append((memory.ctypes.data, memory.size))
+
+    with closing(Arena(4 << 20, record, 1 << 20, pin=pin)) as made:
         made.allocate(made.slots)
         assert all(at % PAGE == size % PAGE == 0 for at, size in pinned)
         assert all(at + size == after for (at, size), (after, _) in itertools.pairwise(pinned))
         assert 3 << 20 < sum(size for _, size in pinned) <= 4 << 20
-    finally:
-        made.close()
 
 
 def test_the_bound_is_kept_and_the_error_says_what_to_do():
@@ -144,10 +138,8 @@ def test_a_full_dev_shm_is_staging_full():
     def create(size, present):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    made = Arena(128 * KIB, 4096, create=create)
-    with pytest.raises(StagingFull):
+    with closing(Arena(128 * KIB, 4096, create=create)) as made, pytest.raises(StagingFull):
         made.allocate(1)
-    made.close()
 
 
 def test_a_full_dev_shm_stops_growth(monkeypatch):

@@ -1,7 +1,7 @@
 """The cache for accelerators, on a GPU if there is one: the order of work, and chunks."""
 
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,18 +29,25 @@ BLOCKS = 29
 GPU = torch.cuda.is_available()
 
 
-def on_device(seed, wire="auto", device=None, chunk=3):
-    """Like `make_cache`, but on the GPU, or a stand-in for it."""
-    where = "cuda" if GPU and device is None else "cpu"
-    host = make_cache(BLOCKS, seed, wire)
-    flat = [
-        tensor.as_strided((BLOCKS, tensor.stride(0)), (tensor.stride(0), 1)).to(where)
-        for tensor in tensors(BLOCKS, seed).values()
-    ]
-    table = KVTable(flat, list(ROW_WIDTHS.values()), wire)
-    size = chunk * table.record_bytes
-    device = device or (None if GPU else HostDevice())
-    return DeviceBlockCache(host.layers, (table,), device=device, save_bytes=size, load_bytes=size)
+@pytest.fixture
+def on_device():
+    """A function like `make_cache`, but on the GPU, or a stand-in for it."""
+    with ExitStack() as made:
+
+        def make(seed, wire="auto", device=None, chunk=3):
+            where = "cuda" if GPU and device is None else "cpu"
+            host = make_cache(BLOCKS, seed, wire)
+            flat = [
+                tensor.as_strided((BLOCKS, tensor.stride(0)), (tensor.stride(0), 1)).to(where)
+                for tensor in tensors(BLOCKS, seed).values()
+            ]
+            table = KVTable(flat, list(ROW_WIDTHS.values()), wire)
+            size = chunk * table.record_bytes
+            device = device or (None if GPU else HostDevice())
+            cache = DeviceBlockCache(host.layers, (table,), device=device, save_bytes=size, load_bytes=size)
+            return made.enter_context(closing(cache))
+
+        yield make
 
 
 def land(cache, sent, own, ids, step=4):
@@ -58,7 +65,7 @@ def land(cache, sent, own, ids, step=4):
 
 @pytest.mark.parametrize("count", [1, 3, 4, 28])
 @pytest.mark.parametrize("wire", WIRE_DTYPES)
-def test_it_gathers_and_loads_as_a_host_cache_does(wire, count):
+def test_it_gathers_and_loads_as_a_host_cache_does(on_device, wire, count):
     ids, into = random_blocks(BLOCKS, count, 1), random_blocks(BLOCKS, count, 3)
     host, device = make_cache(BLOCKS, 1, wire), on_device(1, wire)
     expected, got = (np.full((count, host.record_bytes), 0xA5, np.uint8) for _ in range(2))
@@ -70,11 +77,9 @@ def test_it_gathers_and_loads_as_a_host_cache_does(wire, count):
         land(cache, got, own, into)
     everything = range(BLOCKS)
     assert np.array_equal(records(here, everything), records(there, everything))
-    for cache in (device, here):
-        cache.close()
 
 
-def test_the_null_block_is_never_written():
+def test_the_null_block_is_never_written(on_device):
     cache = on_device(1)
     before = records(cache, [0])
     sent = np.full((4, cache.record_bytes), 0xAB, np.uint8)
@@ -83,11 +88,10 @@ def test_the_null_block_is_never_written():
     land(cache, sent, own, (0, 1, 0, 2))
     assert np.array_equal(records(cache, [0]), before)
     assert (records(cache, [1, 2]) == 0xAB).all()
-    cache.close()
 
 
 @pytest.mark.parametrize("bad", [0, 5, 9])
-def test_broken_bytes_fail_the_load_and_the_lane_serves_the_next(bad):
+def test_broken_bytes_fail_the_load_and_the_lane_serves_the_next(on_device, bad):
     source, cache = on_device(1), on_device(2)
     ids = random_blocks(BLOCKS, 10)
     sent = np.empty((10, cache.record_bytes), np.uint8)
@@ -98,8 +102,6 @@ def test_broken_bytes_fail_the_load_and_the_lane_serves_the_next(bad):
         land(cache, spoilt, own, ids)
     land(cache, sent, own, ids)
     assert np.array_equal(records(cache, ids), sent)
-    for one in (source, cache):
-        one.close()
 
 
 # ---- order of work, which a device without queues cannot get wrong
@@ -160,7 +162,7 @@ class Recording(HostDevice):
         return self.engine
 
 
-def test_a_pack_waits_for_the_step_and_its_slot_and_the_engine_waits_for_packs_only():
+def test_a_pack_waits_for_the_step_and_its_slot_and_the_engine_waits_for_packs_only(on_device):
     device = Recording()
     cache = on_device(1, device=device, chunk=1)
     packing, copying = device.queues[:2]
@@ -187,10 +189,9 @@ def test_a_pack_waits_for_the_step_and_its_slot_and_the_engine_waits_for_packs_o
             continue
         # the engine waits for the last pack, not for the last copies, which need the bus
         assert device.engine.waited.get(copying, 0) <= count - slots
-    cache.close()
 
 
-def test_a_fill_on_another_thread_waits_for_its_mark_and_the_engine_does_not_wait():
+def test_a_fill_on_another_thread_waits_for_its_mark_and_the_engine_does_not_wait(on_device):
     device = Recording()
     cache = on_device(1, device=device, chunk=1)
     packing, copying = device.queues[:2]
@@ -212,7 +213,7 @@ def test_a_fill_on_another_thread_waits_for_its_mark_and_the_engine_does_not_wai
     staging.close()
 
 
-def test_a_load_waits_for_what_the_engine_had_queued():
+def test_a_load_waits_for_what_the_engine_had_queued(on_device):
     device = Recording()
     cache = on_device(1, device=device)
     sent = np.empty((4, cache.record_bytes), np.uint8)
@@ -223,10 +224,9 @@ def test_a_load_waits_for_what_the_engine_had_queued():
     land(cache, sent, own, (5, 6, 7, 8))
     assert device.log
     assert all(waited[device.engine] == device.engine.position for _, waited in device.log)
-    cache.close()
 
 
-def test_a_load_leaves_no_memory_in_the_engines_pool():
+def test_a_load_leaves_no_memory_in_the_engines_pool(on_device):
     device = Recording()
     used = []
 
@@ -237,12 +237,11 @@ def test_a_load_leaves_no_memory_in_the_engines_pool():
 
     whole = on_device(1)
     Rooms(whole.layers, whole._tables, device=device).close()
-    whole.close()
     assert len(used) > 1  # the slots of saves, and those of lanes
     assert all(used), "memory that is not made in a queue of its own may still be the engine's"
 
 
-def test_pinned_records_are_copied_from_where_they_lie():
+def test_pinned_records_are_copied_from_where_they_lie(on_device):
     device = Recording()
     cache = on_device(1, device=device, chunk=2)
     segment = segments.create(MIB)
@@ -267,7 +266,6 @@ def test_pinned_records_are_copied_from_where_they_lie():
     assert not copied_by_a_thread((5, 6, 7, 8))
     device.unpin(other.ctypes.data)
     assert copied_by_a_thread((9, 10, 11, 12))
-    cache.close()
     segment.close()
 
 
@@ -323,7 +321,7 @@ class Under:
 
 
 @pytest.fixture
-def under():
+def under(on_device):
     gate = Gate()
     cache = on_device(1, device=gate, chunk=3)
     staging = Staging(Arena(2 * MIB, cache.record_bytes), lease_s=30)
@@ -366,7 +364,7 @@ def test_memory_that_is_being_written_is_not_used_again(under, eventually):
     eventually(lambda: under.staging.free_blocks == free + 8 == under.staging.capacity)
 
 
-def test_a_save_may_consist_of_several_runs():
+def test_a_save_may_consist_of_several_runs(on_device):
     cache = on_device(1, chunk=3)
     staging = Staging(Arena(2 * MIB, cache.record_bytes), lease_s=30)
     saver = Saver(cache, staging, [], rank=0, address="nowhere:0", chunk_bytes=MIB)
@@ -384,7 +382,6 @@ def test_a_save_may_consist_of_several_runs():
         assert np.array_equal(np.concatenate(got), expected)
         own = digests.of_records(expected, digests.seed("r", 1), 0)
         assert np.array_equal(entry.view.digests(0, 8), own)
-    cache.close()
     staging.close()
 
 

@@ -28,6 +28,12 @@ def staging():
     rpc.act_as(None)
 
 
+@pytest.fixture
+def client():
+    with closing(HandoffClient()) as made:
+        yield made
+
+
 @pytest.mark.parametrize(
     ("listen", "advertise", "found", "local"),
     [
@@ -37,13 +43,10 @@ def staging():
         ("[::]", "fd00::5", "fd00::5", "::1"),
     ],
 )
-def test_its_addresses(staging, listen, advertise, found, local):
+def test_its_addresses(staging, client, listen, advertise, found, local):
     rpc.act_as(None, insecure=True)
     port = free_ports()
-    with (
-        closing(HandoffService(staging, 0, f"{listen}:{port}", MIB, advertise)) as service,
-        closing(HandoffClient()) as client,
-    ):
+    with closing(HandoffService(staging, 0, f"{listen}:{port}", MIB, advertise)) as service:
         assert split(service.address) == (found, port)
         assert split(service.local_address) == (local, port)
         capacity = staging.capacity * 4096
@@ -53,13 +56,10 @@ def test_its_addresses(staging, listen, advertise, found, local):
 
 @pytest.mark.parametrize("listen", ["0.0.0.0", "[::]"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_wildcard_takes_calls_and_pulls_of_both_families(staging, listen, host):
+def test_a_wildcard_takes_calls_and_pulls_of_both_families(staging, client, listen, host):
     rpc.act_as(None, insecure=True)
     port = free_ports()
-    with (
-        closing(HandoffService(staging, 0, f"{listen}:{port}", MIB, "kv.example")),
-        closing(HandoffClient()) as client,
-    ):
+    with closing(HandoffService(staging, 0, f"{listen}:{port}", MIB, "kv.example")):
         assert client.staged([join(host, port)])
         with socket.create_connection((host, port + 1), timeout=5):
             pass
@@ -81,7 +81,7 @@ def test_a_taken_port_for_records_is_an_error_that_names_both(staging):
         assert service.door_port == port  # the failed service has released it
 
 
-def test_early_pulls_are_bounded(staging):
+def test_early_pulls_are_bounded(staging, client):
     entry = staging.reserve("r", 1, 4)
     fill = staging.filling(entry, 0, 1)
     fill.add(np.zeros(1, np.uint64))
@@ -89,11 +89,7 @@ def test_early_pulls_are_bounded(staging):
     staging.publish(entry, growing=True)
     request = pb.PullRequest(request_id="r", epoch=1, num_blocks=4, ticket=staging.tickets.of("r", 1))
     asked = Frame(PULL, request.SerializeToString())
-    with (
-        closing(HandoffService(staging, 0, "127.0.0.1:0", MIB)) as service,
-        closing(HandoffClient()) as client,
-        ExitStack() as stack,
-    ):
+    with closing(HandoffService(staging, 0, "127.0.0.1:0", MIB)) as service, ExitStack() as stack:
         for _ in range(GROWING):
             line, greeting = connect(service.address)
             stack.enter_context(closing(line))

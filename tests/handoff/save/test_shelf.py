@@ -2,6 +2,7 @@
 
 import time
 from contextlib import closing
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -87,9 +88,7 @@ def pull(puller, manifest, name=A, rows=ROWS):
 def manifest_of(shelf, name, rows=ROWS):
     found = shelf.manifest(name, rows)
     assert found is not None
-    copy = EmbeddingManifest()
-    copy.CopyFrom(found)
-    return copy
+    return deepcopy(found)
 
 
 def offering(manifest, offer):

@@ -5,6 +5,7 @@ import ipaddress
 import os
 import signal
 import time
+from copy import deepcopy
 
 import numpy as np
 import psutil
@@ -19,7 +20,6 @@ from baton.handoff.transports import nixl as nixl_transport
 from baton.handoff.transports import nixl_agent
 from baton.handoff.transports.nixl import Nixl, offer_of
 from baton.handoff.transports.nixl_agent import Agent
-from baton.protos.handoff_pb2 import Manifest
 from baton.security.authority import Authority
 from baton.security.identity import Identity, write
 from baton.security.names import Name, Role
@@ -168,8 +168,7 @@ def test_an_abandoned_pulls_buffer_is_reused_once_nothing_writes_to_it(source, n
 
 def test_another_agents_metadata_is_refused(source, nixl):
     manifest = source.save("misled", 4 * caches.BLOCK_SIZE, range(1, 5))
-    misled = Manifest()
-    misled.CopyFrom(manifest)
+    misled = deepcopy(manifest)
     offer = offer_of(manifest.shards[0])
     offer.agent = "somebody else"
     misled.shards[0].offers["nixl"] = offer.SerializeToString()

@@ -41,9 +41,8 @@ def kv_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engine(site, kv_folder, tmp_path_factory):
+def engine(site, kv_folder, model):
     """An engine that hands over to itself, with only this transport."""
-    model = checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
     prepare = functools.partial(reach, str(site), str(kv_folder))
     own = {"enable_prefix_caching": False}
     with EngineProcess(Options(model, "both", transports=("folder",), prepare=prepare, engine=own)) as made:

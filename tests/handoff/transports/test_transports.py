@@ -1,6 +1,8 @@
 """The real transports between two processes."""
 
 import time
+from contextlib import closing
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +24,6 @@ from baton.handoff.errors import (
 from baton.handoff.memory import segments
 from baton.handoff.transports.base import Cancellation, Pull
 from baton.handoff.transports.shm import Shm, offer_of
-from baton.protos.handoff_pb2 import Manifest
 from tests.handoff.caches import TRANSPORTS, random_blocks, released
 from tests.handoff.remote import CACHE_BLOCKS, RemoteSource
 
@@ -41,6 +42,12 @@ def transport(request):
     (made,) = transports.create([request.param])
     yield made
     made.close()
+
+
+@pytest.fixture
+def client():
+    with closing(HandoffClient()) as made:
+        yield made
 
 
 def pull_of(manifest, first=0, count=None, within_s=10, **changes):
@@ -86,16 +93,14 @@ def test_another_epoch_and_another_request_are_refused(source, transport):
     assert np.array_equal(drain(transport, pull_of(saved)), source.records(range(5, 9)))
 
 
-def test_without_its_ticket_nothing_comes_and_nothing_is_released(source, transport):
+def test_without_its_ticket_nothing_comes_and_nothing_is_released(source, transport, client):
     """A request's id, epoch and place are not enough."""
     saved = source.save(f"ticket-{transport.name}", range(5, 9))
     others = source.save(f"other-{transport.name}", range(9, 13))
     right = saved.shards[0].ticket
-    client = HandoffClient()
     held = source.held()[0]
     for ticket in (b"", others.shards[0].ticket, right[:-1], right + b"\0", bytes(16)):
-        guessed = Manifest()
-        guessed.CopyFrom(saved)
+        guessed = deepcopy(saved)
         guessed.shards[0].ticket = ticket
         with pytest.raises((LeaseExpired, WrongTicket), match=f"'ticket-{transport.name}'.*ticket"):
             drain(transport, pull_of(guessed))
@@ -103,34 +108,29 @@ def test_without_its_ticket_nothing_comes_and_nothing_is_released(source, transp
         assert client.renew([guessed]) == set()
     assert source.held()[0] == held
     assert client.renew([saved]) == {(saved.request_id, saved.epoch)}
-    client.close()
     assert np.array_equal(drain(transport, pull_of(saved)), source.records(range(5, 9)))
 
 
-def test_a_released_save_cannot_be_pulled(source, transport):
+def test_a_released_save_cannot_be_pulled(source, transport, client):
     manifest = source.save(f"released-{transport.name}", range(1, 5))
-    client = HandoffClient()
     before, _ = source.held()
     assert client.staged([manifest.shards[0].address]).handoffs == before
     assert released(client, manifest, confirmed=True)
     assert not released(client, manifest)
     assert source.held()[0] == before - 1
-    client.close()
     with pytest.raises(UnknownHandoff if transport.name == "tcp" else LeaseExpired):
         drain(transport, pull_of(manifest))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS[:-1], indirect=True)
-def test_memory_released_under_a_reader_is_noticed(source, transport):
+def test_memory_released_under_a_reader_is_noticed(source, transport, client):
     """Readers find that the ticket is gone."""
     manifest = source.save(f"under-the-reader-{transport.name}", range(1, 31))
     chunks = transport.pull(pull_of(manifest, chunk_bytes=1))
     next(chunks)
-    client = HandoffClient()
     released(client, manifest)
     with pytest.raises(LeaseExpired, match="no longer holds it"):
         next(chunks)
-    client.close()
 
 
 def test_a_pull_beyond_the_end_or_its_deadline_fails(source, transport):
@@ -151,7 +151,7 @@ def test_a_cancelled_pull_ends_at_once(source, transport):
         list(chunks)
 
 
-def test_a_dead_source(own_folder, transport):
+def test_a_dead_source(own_folder, transport, client):
     """Its service is gone, but its shared memory can be read until the name is removed."""
     doomed = RemoteSource()
     manifest = doomed.save("dead", range(1, 5))
@@ -163,7 +163,7 @@ def test_a_dead_source(own_folder, transport):
     assert offer_of(manifest.shards[0]).segment in segments.remove_stale()
     with pytest.raises(TransportFailed):
         drain(transport, pull_of(manifest, within_s=5))
-    assert not released(HandoffClient(), manifest)
+    assert not released(client, manifest)
 
 
 def test_the_first_transport_of_the_pullers_list_that_reaches_is_chosen(source):

@@ -119,6 +119,7 @@ async def _scheduled(folder):
 async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path, monkeypatch):
     """Place with a real scheduler in this process; then corrupt the routers' memory, which is noticed."""
     monkeypatch.setattr(placing, "LONG_LIFE_S", placing.LIFE_S)  # no scheduler dies
+    monkeypatch.setattr(placing, "TOLD_S", 0.5)
     told = Placed("p", 1, 200, 20, 2, 1)
     async with _scheduled(tmp_path) as site, registered(site):
         async with Placing(site, told, "s") as load:

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from baton.kernels.kv_pack import WIRE_DTYPES, KVTable, gpu
-from tests.kernels.compiling import compile_launches
+from tests.kernels.compiling import compile_launches, report
 from tests.kernels.kv_pack.layers import BF16, CACHES, FP16, FP32, Layer
 
 KERNELS = ["pack_kernel", "unpack_kernel"]
@@ -54,7 +54,7 @@ def compile_cases(cases, seen, *, whole):
     for capability, layers, wire in cases:
         with mock.patch.object(torch.cuda, "get_device_capability", lambda _, found=capability: found):
             call = partial(launch, layers, wire)
-            compile_launches(gpu, KERNELS, call, whole=whole, seen=seen)
+            compile_launches(gpu, KERNELS, call, seen, whole=whole)
 
 
 def assert_wide(wire, variants):
@@ -78,7 +78,7 @@ def main():
         caches = [(HOPPER, layers, wire) for layers in CACHES.values() for wire in WIRE_DTYPES]
         compile_cases(BRANCHES + caches, whole, whole=True)
     for form in (first, whole):
-        print({name: sum(key[0] == name for key in form) for name in KERNELS})
+        report(KERNELS, form)
         for key, text in form.items():
             assert "f64" not in text, f"{key} computes in float64"
 

@@ -1,9 +1,6 @@
 """The definition of the digest and of both operations, one byte and one row at a time."""
 
-from __future__ import annotations
-
 import struct
-from collections.abc import Sequence
 
 import torch
 
@@ -12,7 +9,7 @@ from baton.kernels.kv_pack.table import AS_IS, LARGEST, TINY, WORD
 _MASK = (1 << 64) - 1
 
 
-def digest(record: bytes) -> int:
+def digest(record):
     """Return a record's digest (README.md, "The digest"). The record's size is a multiple of 8."""
     total = 0
     for position in range(len(record) // WORD):
@@ -26,9 +23,7 @@ def digest(record: bytes) -> int:
     return total
 
 
-def pack(
-    blocks: Sequence[torch.Tensor], widths: Sequence[int], wire: str, block_ids: Sequence[int]
-) -> tuple[list[bytes], list[int]]:
+def pack(blocks, widths, wire, block_ids):
     """Return records and their digests. blocks: [num_blocks, elements] per layer."""
     records = []
     for block in block_ids:
@@ -44,13 +39,7 @@ def pack(
     return records, [digest(record) for record in records]
 
 
-def unpack(
-    records: Sequence[bytes],
-    widths: Sequence[int],
-    wire: str,
-    block_ids: Sequence[int],
-    blocks: Sequence[torch.Tensor],
-) -> None:
+def unpack(records, widths, wire, block_ids, blocks):
     """Write the records into the blocks; skip negative block ids."""
     for record, block in zip(records, block_ids, strict=True):
         at = 0
@@ -72,7 +61,7 @@ def unpack(
 _STORED = {"fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}
 
 
-def _quantise(row: torch.Tensor, wire: str) -> tuple[bytes, float]:
+def _quantise(row, wire):
     """Return a row's codes and their scale. row: float32."""
     largest = torch.tensor(LARGEST[wire])
     most = row.abs().max().clamp(min=TINY)
@@ -81,9 +70,9 @@ def _quantise(row: torch.Tensor, wire: str) -> tuple[bytes, float]:
     return _bytes(codes.to(_STORED[wire])), float(most / largest)
 
 
-def _bytes(values: torch.Tensor) -> bytes:
+def _bytes(values):
     return bytes(values.contiguous().view(torch.uint8).tolist())
 
 
-def _tensor(content: bytes, dtype: torch.dtype) -> torch.Tensor:
+def _tensor(content, dtype):
     return torch.tensor(list(content), dtype=torch.uint8).view(dtype)

@@ -151,17 +151,6 @@ def test_infinities_and_nan_spoil_their_row_alone(way):
         assert (rows[[0, 2, 3]] - 1).abs().max() < 0.01
 
 
-@pytest.mark.parametrize("wire", WIRE_DTYPES)
-def test_chunks_make_the_same_records(way, wire):
-    layers = CACHES["odd heads, float16"]
-    blocks, widths = made(layers, next(_seeds), way.device), [layer.width for layer in layers]
-    ids = [6, 1, 10, 3]
-    whole = packed(way, blocks, widths, wire, ids)
-    parts = [packed(way, blocks, widths, wire, some).found for some in (ids[:2], ids[2:3], ids[3:])]
-    assert [record for records, _ in parts for record in records] == whole.found[0]
-    assert [value for _, values in parts for value in values] == whole.found[1]
-
-
 def test_digests_detect_wrong_words(way):
     layers = CACHES["gqa"]
     widths = [layer.width for layer in layers]

@@ -6,7 +6,7 @@ It asserts that texts are read 16 bytes per thread, and that no array is kept on
 import torch
 
 from baton.kernels.ngram_match import gpu, new_workspace
-from tests.kernels.compiling import compile_launches
+from tests.kernels.compiling import compile_launches, report
 
 KERNELS = ["_ngram_match_kernel"]
 
@@ -23,8 +23,8 @@ def launch(tail):
 def main():
     variants = {}
     for tail in (0, 2):
-        compile_launches(gpu, KERNELS, lambda tail=tail: launch(tail), seen=variants)
-    print({name: sum(key[0] == name for key in variants) for name in KERNELS})
+        compile_launches(gpu, KERNELS, lambda tail=tail: launch(tail), variants)
+    report(KERNELS, variants)
     for key, text in variants.items():
         assert "ld.global.v4.b32" in text, f"{key} does not read 16 bytes at once"
         assert "ld.local" not in text, f"{key} keeps an array on a stack"

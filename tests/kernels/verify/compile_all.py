@@ -13,7 +13,7 @@ import torch
 
 from baton.kernels.verify import gpu
 from harness.verify_cases import Shape
-from tests.kernels.compiling import compile_launches
+from tests.kernels.compiling import compile_launches, report
 
 KERNELS = ["stats_kernel", "gather_kernel", "cut_kernel", "accept_kernel", "residual_kernel", "settle_kernel"]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -51,12 +51,12 @@ def main():
     whole = {}
     for one in EVERY if "every" in sys.argv else BRANCHES + WHOLE:
         for job in jobs(*one):
-            compile_launches(gpu, KERNELS, lambda job=job: gpu.verify(job), whole=False, seen=seen)
+            compile_launches(gpu, KERNELS, lambda job=job: gpu.verify(job), seen, whole=False)
         if "every" in sys.argv or one in WHOLE:
             job = jobs(*one)[0]
-            compile_launches(gpu, KERNELS, lambda job=job: gpu.verify(job), seen=whole)
+            compile_launches(gpu, KERNELS, lambda job=job: gpu.verify(job), whole)
     for form in (seen, whole):
-        print({name: sum(key[0] == name for key in form) for name in KERNELS})
+        report(KERNELS, form)
         for key, text in form.items():
             assert key[0] == "cut_kernel" or "f64" not in text, f"{key} computes in float64"
 

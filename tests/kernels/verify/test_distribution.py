@@ -4,23 +4,22 @@ The target is a table of what follows each token. Texts of LENGTH tokens are wri
 needed, with one seed per request and its positions, so that random numbers used twice would show.
 """
 
-import itertools
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from baton.kernels.verify import DraftedTokens, Job, Sampling, cpu, verify
+from harness.speculation.sampling import Way, expected, filtered, fit
 
 SAMPLES = 20_000
 LENGTH = 4
 VOCABULARY = 5
 DRAFTED = 2
 CHANCE = 1e-5  # probability that a right sample fails, in each of some 30 comparisons
-WAYS = {
-    "all": {"temperature": 1.0},
-    "filtered": {"temperature": 0.7, "top_k": 4, "top_p": 0.85, "min_p": 0.05},
-}
+ALL = Way(1.0)
+WAYS = {"all": ALL, "filtered": Way(0.7, top_k=4, top_p=0.85, min_p=0.05)}
 
 
 @dataclass(frozen=True)
@@ -39,10 +38,11 @@ class Tables:
 
 def sampling(way, requests, seed=0):
     def each(name, dtype):
-        return torch.full((requests,), way[name], dtype=dtype) if name in way else None
+        value = getattr(way, name)
+        return torch.full((requests,), value, dtype=dtype) if value != getattr(ALL, name) else None
 
     return Sampling(
-        torch.full((requests,), way["temperature"]),
+        torch.full((requests,), way.temperature),
         torch.arange(requests) + (seed << 32),
         top_k=each("top_k", torch.int32),
         top_p=each("top_p", torch.float32),
@@ -64,7 +64,7 @@ def draft(tables, text, temperature, proposal, make):
 def step(tables, way, method, proposal, last, at, make, seed=0):
     """Return a job with drafts after the last tokens [R] at these positions; some requests have fewer."""
     requests = last.shape[0]
-    tokens, logits = draft(tables, last, way["temperature"], proposal, make)
+    tokens, logits = draft(tables, last, way.temperature, proposal, make)
     count = torch.randint(0, DRAFTED + 1, (requests,), generator=make)
     count = torch.where(torch.rand(requests, generator=make) < 0.6, DRAFTED, count)
     places = torch.arange(DRAFTED + 1)
@@ -77,7 +77,7 @@ def step(tables, way, method, proposal, last, at, make, seed=0):
             tokens[drafted].int(),
             (count + 1).cumsum(0).int(),
             DRAFTED,
-            probs=(logits / way["temperature"]).softmax(2)[drafted] if proposal == "probs" else None,
+            probs=(logits / way.temperature).softmax(2)[drafted] if proposal == "probs" else None,
             logits=logits if proposal == "logits" else None,
         ),
         sampling(way, requests, seed),
@@ -105,37 +105,14 @@ def written(tables, way, method, proposal, samples=SAMPLES):
     return text[:, 1 : LENGTH + 1]
 
 
-def chances(tables, way):
-    """Return [V, V]: the probability of each token after each, by the definition of the filters."""
-    rows = []
-    for row in tables.target.double():
-        values = (row / way["temperature"]).softmax(0)
-        ordered, order = values.sort(descending=True)
-        ordered[ordered < way.get("min_p", 0) * ordered[0]] = 0
-        ordered[way.get("top_k", VOCABULARY) :] = 0
-        ordered /= ordered.sum()
-        ordered[ordered.cumsum(0) - ordered >= way.get("top_p", 1.0)] = 0
-        rows.append(torch.zeros_like(values).scatter(0, order, ordered / ordered.sum()))
-    return torch.stack(rows)
-
-
-def chance_of_fit(texts, follows):
+def chance_of_fit(texts, tables, way):
     """Return how likely texts of the right distribution fit at least as badly as these [samples, n]."""
-    found = torch.zeros((VOCABULARY,) * texts.shape[1], dtype=torch.float64)
-    found.index_put_(tuple(texts.t()), found.new_ones(texts.shape[0]), accumulate=True)
-    wanted = torch.zeros_like(found)
-    for text in itertools.product(range(VOCABULARY), repeat=texts.shape[1]):
-        path = zip((0, *text), text, strict=False)
-        wanted[text] = texts.shape[0] * torch.stack([follows[one] for one in path]).prod()
-    assert not bool((found[wanted == 0] > 0).any()), "a filtered token was written"
-    often = wanted >= 5
-    cells = torch.stack([found[often], wanted[often]])
-    rest = torch.stack([found[~often].sum(), wanted[~often].sum()])
-    if rest[1] >= 5:
-        cells = torch.cat([cells, rest.unsqueeze(1)], 1)
-    square = ((cells[0] - cells[1]) ** 2 / cells[1]).sum()
-    freedom = torch.tensor((cells.shape[1] - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom, square / 2))
+    samples, length = texts.shape
+    before = torch.cat([torch.zeros_like(texts[:, :1]), texts[:, :-1]], 1)
+    assert bool((filtered(tables.target, way)[before, texts] > 0).all()), "a filtered token was written"
+    least = 5 / samples
+    wanted = expected(lambda rows: tables.target[rows[:, -1]], (0,), way, length, least)
+    return fit(Counter(map(tuple, texts.tolist())), wanted, length, least).chance
 
 
 @pytest.mark.parametrize("method", ["standard", "block"])
@@ -144,14 +121,11 @@ def chance_of_fit(texts, follows):
 def test_texts_have_the_targets_distribution(method, proposal, way):
     tables = Tables.random(1)
     texts = written(tables, WAYS[way], method, proposal)
-    follows = chances(tables, WAYS[way])
     for length in (1, 2, LENGTH):
-        chance = chance_of_fit(texts[:, :length], follows)
+        chance = chance_of_fit(texts[:, :length], tables, WAYS[way])
         print(f"{method}, {proposal}, {way}, {length} tokens: p = {chance:.2g}")
         assert chance > CHANCE
-    assert chance_of_fit(texts[:, :2], chances(Tables.random(2), WAYS["all"])) < CHANCE, (
-        "the test cannot fail"
-    )
+    assert chance_of_fit(texts[:, :2], Tables.random(2), ALL) < CHANCE, "the test cannot fail"
 
 
 def test_numbers_that_are_drawn_twice_show(monkeypatch):
@@ -159,8 +133,8 @@ def test_numbers_that_are_drawn_twice_show(monkeypatch):
     drawn = cpu.uniforms
     monkeypatch.setattr(cpu, "uniforms", lambda seeds, at, numbers: drawn(seeds, at, numbers * 0))
     tables = Tables.random(1)
-    texts = written(tables, WAYS["all"], "block", "probs", 3 * SAMPLES)
-    assert chance_of_fit(texts[:, :2], chances(tables, WAYS["all"])) < CHANCE
+    texts = written(tables, ALL, "block", "probs", 3 * SAMPLES)
+    assert chance_of_fit(texts[:, :2], tables, ALL) < CHANCE
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -169,7 +143,7 @@ def test_sampling_without_drafts(way):
     none = torch.zeros(0, dtype=torch.int32)
     drafts = DraftedTokens(none, torch.arange(1, SAMPLES + 1).int(), 0)
     found = verify(tables.target[:1].expand(SAMPLES, -1), drafts, sampling(WAYS[way], SAMPLES))
-    assert chance_of_fit(found.tokens.long(), chances(tables, WAYS[way])) > CHANCE
+    assert chance_of_fit(found.tokens.long(), tables, WAYS[way]) > CHANCE
 
 
 @pytest.mark.parametrize("proposal", ["one-hot", "probs"])
@@ -181,7 +155,7 @@ def test_block_verification_accepts_no_fewer_drafts(proposal):
         for method in ("standard", "block"):
             make = torch.Generator().manual_seed(seed)
             last, at = torch.arange(SAMPLES) % VOCABULARY, torch.zeros(SAMPLES, dtype=torch.int64)
-            job = step(tables, WAYS["all"], method, proposal, last, at, make, seed)
+            job = step(tables, ALL, method, proposal, last, at, make, seed)
             accepted[method] = cpu.verify(job).counts.double()
         difference = accepted["block"] - accepted["standard"]
         error = float(difference.std()) / SAMPLES**0.5

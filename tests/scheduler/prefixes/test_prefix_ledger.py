@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,25 +13,13 @@ from baton.prefix_keys import REMOVED
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.prefixes.index import PrefixIndex, slots_of
 from baton.scheduler.prefixes.prefix_ledger import SILENT_S, PrefixLedger
+from harness.scheduling import Clock
 
 PLENTY = 1 << 20
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-def ticks(start=0):
-    while True:
-        start += 1
-        yield start
-
-
-def a_log(start=0):
-    numbers = ticks(start)
+def a_log(start=1):
+    numbers = itertools.count(start)
     return BlockLog(lambda: next(numbers))
 
 
@@ -75,9 +64,9 @@ def test_a_block_may_be_known_before_its_worker_reports_it():
 def test_the_ledger_catches_up_after_any_loss(seed, piece, most):
     """Lost, duplicate and late messages, cleared caches, overflowing logs, new schedulers."""
     draw = random.Random(seed)
-    before = log_module.PIECE, log_module.MOST
-    log_module.PIECE, log_module.MOST = piece, most
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_module, "PIECE", piece)
+        patch.setattr(log_module, "MOST", most)
         log, ledger, cache = a_log(), a_ledger(), set[int]()
         sent = []
         for _ in range(60):
@@ -102,8 +91,6 @@ def test_the_ledger_catches_up_after_any_loss(seed, piece, most):
         deliver(ledger, log)
         assert held(ledger, "w") == cache
         assert len(log) == len(cache)
-    finally:
-        log_module.PIECE, log_module.MOST = before
 
 
 def test_a_gap_changes_nothing_and_is_reported():
@@ -124,7 +111,7 @@ def test_a_restarted_worker_with_the_same_id_holds_nothing():
     deliver(ledger, before)
     late = before.message()
     late.operations.append(11)
-    now = a_log(0)  # its clock is behind
+    now = a_log()  # its clock is behind
     now.take(Change(stored=[20]))
     deliver(ledger, now)
     assert held(ledger, "w") == {20}
@@ -157,9 +144,8 @@ def test_silent_and_dead_workers_are_forgotten():
 def test_each_scheduler_gets_everything_whatever_happens_to_others(seed, most):
     """A silent or restarted scheduler neither delays the others nor resets their logs."""
     draw = random.Random(seed)
-    before = log_module.MOST
-    log_module.MOST = most
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_module, "MOST", most)
         numbers = itertools.count()
         logs, cache = BlockLogs(lambda: next(numbers)), set[int]()
         ledgers = {name: a_ledger() for name in ("a", "b", "c")}
@@ -179,5 +165,3 @@ def test_each_scheduler_gets_everything_whatever_happens_to_others(seed, most):
             deliver(ledger, logs.to(name))
             assert held(ledger, "w") == cache
             assert not logs.to(name).message().operations
-    finally:
-        log_module.MOST = before

@@ -96,34 +96,29 @@ def test_a_new_worker_is_compared_with_its_peers():
     assert watch.learned == 0.0
 
 
+def alarm_after(watch, requests, accepted):
+    """Return whether there is an alarm after requests with so many of 100 drafts accepted."""
+    for _ in range(requests):
+        watch.finished(100, accepted)
+    return watch.alarm
+
+
 def test_a_small_window_is_not_judged():
     watch = AcceptanceWatch(configured=0.9)
-    for _ in range(LEAST_REQUESTS - 1):
-        watch.finished(50, 5)
-    assert not watch.alarm
-    watch.finished(50, 5)
-    assert watch.alarm
+    assert not alarm_after(watch, LEAST_REQUESTS - 1, 10)
+    assert alarm_after(watch, 1, 10)
 
 
 def test_a_rate_slightly_below_the_reference_is_no_alarm():
     """0.85 of the reference, with a small error."""
-    watch = AcceptanceWatch(configured=0.6)
-    for _ in range(2000):
-        watch.finished(100, 51)
-    assert not watch.alarm
+    assert not alarm_after(AcceptanceWatch(configured=0.6), 2000, 51)
 
 
 def test_the_alarm_clears_with_hysteresis():
     watch = AcceptanceWatch(configured=0.6)
-    for _ in range(FULL_REQUESTS):
-        watch.finished(100, 30)
-    assert watch.alarm
-    for _ in range(2 * FULL_REQUESTS):
-        watch.finished(100, 50)  # 0.83 of the reference neither raises nor clears it
-    assert watch.alarm
-    for _ in range(2 * FULL_REQUESTS):
-        watch.finished(100, 58)
-    assert not watch.alarm
+    assert alarm_after(watch, FULL_REQUESTS, 30)
+    assert alarm_after(watch, 2 * FULL_REQUESTS, 50)  # 0.83 of the reference neither raises nor clears it
+    assert not alarm_after(watch, 2 * FULL_REQUESTS, 58)
 
 
 @pytest.mark.parametrize("learns", [True, False])

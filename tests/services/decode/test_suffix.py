@@ -143,14 +143,6 @@ def test_the_ring_of_outputs_wraps_around():
     ]
 
 
-@pytest.mark.parametrize("past", [0, 1])
-def test_past_outputs_can_be_turned_off(past):
-    one = proposer(past=past)
-    one.propose(batch_of([[1, 2, 3]], 1, prompts=[0]))
-    one.forget(["0"])
-    assert drafts_of(one.propose(batch_of([[1, 2]], 1, names="b"))) == [[3] if past else []]
-
-
 def of_settings(**keys):
     spec = SpeculativeSettings(method="suffix", num_speculative_tokens=MOST, **keys)
     config = SimpleNamespace(

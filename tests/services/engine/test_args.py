@@ -7,12 +7,12 @@ from vllm import envs, platforms
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms.interface import UnspecifiedPlatform
 
-from baton.services.config import EngineSettings, load
+from baton.services.config import EngineSettings
 from baton.services.engine.args import check_model, engine_args, takes_images
-from baton.services.engine.build import EnginePlan, build_config
 from baton.services.errors import ConfigError, StartError
 from harness.architectures.registry import VISIONS
 from harness.deployment import MODEL
+from tests.services.engine.plans import built
 
 SPLITS = [("decode_context_parallel_size", "-dcp"), ("prefill_context_parallel_size", "-pcp")]
 
@@ -56,9 +56,8 @@ def test_nor_can_a_variable_make_it_one(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["enable_eplb", "enable_dbo"])
 def test_arguments_that_kill_a_cpu_engine_are_refused(name):
-    settings = load({"engine": {"model": str(MODEL), "extra": {name: True}}})
     with pytest.raises(ConfigError, match=rf"^engine\.extra\.{name} \(value True\): vLLM's CPU build"):
-        build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
+        built(extra={name: True})
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,10 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.worker.utils import request_memory
 
-from baton.services.config import load
 from baton.services.engine.args import largest_image
 from baton.services.engine.build import (
-    EnginePlan,
     _add_encoding,
     _gpu_arguments,
-    build_config,
     cores_of_ranks,
     measures_share,
     parse_cores,
@@ -32,7 +29,7 @@ from baton.services.engine.info import _block_share, _block_size
 from baton.services.engine.refusals import reason
 from baton.services.errors import ConfigError
 from harness.architectures.registry import VISIONS
-from harness.deployment import MODEL
+from tests.services.engine.plans import built, plan
 
 OURS = sorted(os.sched_getaffinity(0))
 GIB = 1 << 30
@@ -70,10 +67,8 @@ def test_ranks_share_the_cores_evenly():
     ],
 )
 def test_gangs_that_cannot_be(more, problem):
-    settings = load({"engine": {"model": str(MODEL), "data_parallel_size": 2} | more})
-    plan = EnginePlan(settings, "w", "f", needs_handoffs=False, gang=GangRank(0, "127.0.0.1", 1, "127.0.0.1"))
     with pytest.raises(ConfigError, match=problem):
-        build_config(plan)
+        built(gang=GangRank(0, "127.0.0.1", 1, "127.0.0.1"), data_parallel_size=2, **more)
 
 
 def request(args, free_gib):
@@ -83,9 +78,8 @@ def request(args, free_gib):
 
 
 def test_an_encode_worker_of_a_model_without_images():
-    plan = EnginePlan(load({"engine": {"model": str(MODEL)}}), "w", "f", needs_handoffs=False, encodes=True)
     with pytest.raises(ConfigError, match="takes no images: leave out encode workers"):
-        build_config(plan)
+        built(encodes=True)
 
 
 def test_a_worker_starts_on_a_gpu_that_others_use():
@@ -138,6 +132,18 @@ def window(block_size, tokens, page):
 PAGE = full(256).page_size_bytes
 
 
+def engine_with(groups, blocks):
+    """Return a stand-in for an engine whose pool has these groups."""
+    config = built(max_model_len=2_048, max_num_seqs=8)
+    named = [KVCacheGroupSpec([f"layer.{n}"], spec) for n, spec in enumerate(groups)]
+    cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=named)
+    config.cache_config.num_gpu_blocks = blocks
+    config.cache_config.block_size = min(spec.block_size for spec in groups)  # EngineCore sets it like this
+    config.cache_config.effective_attention_block_size = groups[0].block_size
+    update_kv_cache_capacity(config, cache)
+    return SimpleNamespace(vllm_config=config, scheduler=SimpleNamespace(kv_cache_config=cache))
+
+
 @pytest.mark.parametrize(
     ("groups", "blocks"),
     [
@@ -149,20 +155,9 @@ PAGE = full(256).page_size_bytes
 )
 def test_all_tokens_that_the_pool_holds_can_be_booked(groups, blocks):
     """Compare with vLLM's own count, for groups with blocks of different sizes."""
-    settings = load({"engine": {"model": str(MODEL), "max_model_len": 2_048, "max_num_seqs": 8}})
-    config = build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
-    cache = KVCacheConfig(
-        num_blocks=blocks,
-        kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec([f"layer.{n}"], spec) for n, spec in enumerate(groups)],
-    )
-    config.cache_config.num_gpu_blocks = blocks
-    config.cache_config.block_size = min(spec.block_size for spec in groups)  # EngineCore sets it like this
-    config.cache_config.effective_attention_block_size = groups[0].block_size
-    update_kv_cache_capacity(config, cache)
-    engine = SimpleNamespace(vllm_config=config, scheduler=SimpleNamespace(kv_cache_config=cache))
-    share, size = _block_share(engine), _block_size(config.cache_config)
-    held = config.cache_config.kv_cache_size_tokens
+    engine = engine_with(groups, blocks)
+    cache = engine.vllm_config.cache_config
+    share, size, held = _block_share(engine), _block_size(cache), cache.kv_cache_size_tokens
     assert size == groups[0].block_size
     assert held - size < int(blocks * share) * size <= held
     assert share <= 1
@@ -170,14 +165,7 @@ def test_all_tokens_that_the_pool_holds_can_be_booked(groups, blocks):
 
 def test_windows_alone_are_not_booked_beyond_the_pool():
     """Requests shorter than a window never give blocks back."""
-    settings = load({"engine": {"model": str(MODEL), "max_model_len": 2_048}})
-    config = build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
-    groups = [KVCacheGroupSpec([str(n)], window(64, 128, PAGE)) for n in range(2)]
-    cache = KVCacheConfig(num_blocks=700, kv_cache_tensors=[], kv_cache_groups=groups)
-    config.cache_config.num_gpu_blocks, config.cache_config.block_size = 700, 64
-    update_kv_cache_capacity(config, cache)
-    engine = SimpleNamespace(vllm_config=config, scheduler=SimpleNamespace(kv_cache_config=cache))
-    assert _block_share(engine) == 1.0
+    assert _block_share(engine_with([window(64, 128, PAGE)] * 2, 700)) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -191,17 +179,15 @@ def test_windows_alone_are_not_booked_beyond_the_pool():
 )
 def test_a_prompts_share_is_measured_on_a_gpu_unless_it_is_set(monkeypatch, on_cpu, extra, measured):
     monkeypatch.setattr(current_platform, "is_cpu", lambda: on_cpu)
-    settings = load({"engine": {"model": str(MODEL), "extra": extra}})
-    assert measures_share(EnginePlan(settings, "w", "f00", needs_handoffs=True)) is measured
+    assert measures_share(plan(needs_handoffs=True, extra=extra)) is measured
 
 
 def test_an_encode_workers_step_takes_its_images_and_its_requests():
     model = VISIONS["gemma3-vision"]
     target = str(model.target(model.checkpoint()))
-    plan = EnginePlan(load({"engine": {"model": target}}), "w", "f", needs_handoffs=False, encodes=True)
     config = ModelConfig(model=target, dtype="float32")
     largest = largest_image(config)
     for given, least in (({}, 256), ({"max_num_batched_tokens": 1, "max_num_seqs": 300}, 300)):
         args = dict(given)
-        _add_encoding(args, plan, config)
+        _add_encoding(args, plan(target, encodes=True), config)
         assert args["max_num_batched_tokens"] >= max(least, largest)

@@ -45,14 +45,14 @@ class Pool:
         kv_cache_utils.init_none_hash(sha256)
         self.pool = BlockPool(blocks, True, BLOCK, enable_kv_cache_events=True)
         self.others = Published()
-        scheduler = SimpleNamespace(
+        self.scheduler = SimpleNamespace(
             kv_event_publisher=self.others,
             kv_cache_config=SimpleNamespace(
                 kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in groups]
             ),
             kv_cache_manager=SimpleNamespace(block_pool=self.pool),
         )
-        self.events = CacheEvents(scheduler, "sha256")
+        self.events = CacheEvents(self.scheduler, "sha256")
         self.log = BlockLog()
         self.group = group
         self.names = {}  # hash -> name
@@ -132,14 +132,11 @@ def test_another_publisher_gets_the_events_too():
 
 
 def test_only_the_group_with_full_attention_counts():
-    told = Pool(14, (WINDOW, FULL), group=1)
-    told.run([1] * 3 * BLOCK, looks=True)
-    told.step()
-    assert len(told.log) == 3
-    not_told = Pool(14, (WINDOW, FULL), group=0)
-    not_told.run([1] * 3 * BLOCK, looks=True)
-    not_told.step()
-    assert len(not_told.log) == 0
+    for group, told in ((1, 3), (0, 0)):
+        pool = Pool(14, (WINDOW, FULL), group)
+        pool.run([1] * 3 * BLOCK, looks=True)
+        pool.step()
+        assert len(pool.log) == told
 
 
 def test_events_are_enabled_and_other_settings_kept():
@@ -155,12 +152,7 @@ def test_hashes_that_others_cannot_compute_are_not_reported(algorithm, seed, tol
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     if seed:
         monkeypatch.setenv("PYTHONHASHSEED", seed)
-    made = Pool(14)
-    scheduler = SimpleNamespace(
-        kv_event_publisher=made.others,
-        kv_cache_config=SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=FULL)]),
-        kv_cache_manager=SimpleNamespace(block_pool=made.pool),
-    )
+    scheduler = Pool(14).scheduler
     config = SimpleNamespace(
         cache_config=SimpleNamespace(enable_prefix_caching=True, prefix_caching_hash_algo=algorithm),
         kv_events_config=events_config(None),

@@ -7,10 +7,9 @@ import torch
 from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 
-from baton.services.config import load
-from baton.services.engine.build import EnginePlan, build_config
 from baton.services.errors import ConfigError
 from harness.architectures.registry import ARCHITECTURES
+from tests.services.engine.plans import built
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="back ends of CPUs")
 
@@ -30,18 +29,15 @@ def amx(monkeypatch, request):
     return bool(request.param)
 
 
-def built(model, dtype, **extra):
-    engine = {"model": str(model), "dtype": dtype, "max_model_len": 256, "extra": extra}
-    settings = load({"engine": engine | {"speculative_config": {"method": "mtp"}}})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return build_config(EnginePlan(settings, "w", "f00", needs_handoffs=True))
+def config_of(model, dtype, **extra):
+    engine = {"max_model_len": 256, "speculative_config": {"method": "mtp"}}
+    return built(model, needs_handoffs=True, dtype=dtype, extra=extra, **engine)
 
 
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_machine_uses_the_same_blocks(model, dtype, caplog):
-    config = built(model, dtype)
+    config = config_of(model, dtype)
     assert config.cache_config.block_size == 16
     assert "overriding" not in caplog.text
     for backend in (config.attention_config.backend, config.speculative_config.attention_backend):
@@ -57,8 +53,8 @@ class Selection:
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("amx", [True], indirect=True)
 def test_amx_is_used_if_it_is_set(model):
-    assert built(model, "bfloat16", attention_backend="AMX_MLA").cache_config.block_size == 32
-    config = built(model, "bfloat16", attention_config={"backend": "AMX_MLA"})
+    assert config_of(model, "bfloat16", attention_backend="AMX_MLA").cache_config.block_size == 32
+    config = config_of(model, "bfloat16", attention_config={"backend": "AMX_MLA"})
     assert config.cache_config.block_size == 32
 
 
@@ -73,5 +69,5 @@ def test_amx_is_used_if_it_is_set(model):
 def test_impossible_settings_are_refused_before_the_model_loads(model, amx, dtype, extra, problem):
     without_amx = problem if problem.startswith("CPU_MLA") else "has no AMX"
     with pytest.raises(ConfigError, match=problem if amx else without_amx) as raised:
-        built(model, dtype, **extra)
+        config_of(model, dtype, **extra)
     assert "\n" not in str(raised.value)

@@ -85,41 +85,29 @@ def falsify(kept):
     entry.write_text(json.dumps(json.loads(entry.read_text()) | {"sha256": "0" * 64}))
 
 
-def writable_entry(kept):
-    entries(kept)[0].chmod(0o666)
+def link(entry):
+    entry.rename(entry.parent / "elsewhere")
+    entry.symlink_to(entry.parent / "elsewhere")
 
 
-def others_entry(kept):
-    os.chown(entries(kept)[0], 12345, -1)
-
-
-def linked_entry(kept):
-    (entry,) = entries(kept)
-    entry.rename(kept / "elsewhere")
-    entry.symlink_to(kept / "elsewhere")
-
-
-def damaged_entry(kept):
-    entries(kept)[0].write_text("{")
-
-
-def writable_folder(kept):
-    kept.chmod(0o777)
-
-
-def others_folder(kept):
-    os.chown(kept, 12345, -1)
+# Ways to make an entry untrustworthy.
+SPOILED = {
+    "writable": lambda entry: entry.chmod(0o666),
+    "of another user": lambda entry: os.chown(entry, 12345, -1),
+    "a link": link,
+    "damaged": lambda entry: entry.write_text("{"),
+    "in a writable folder": lambda entry: entry.parent.chmod(0o777),
+    "in another user's folder": lambda entry: os.chown(entry.parent, 12345, -1),
+}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
-@pytest.mark.parametrize(
-    "spoil", [writable_entry, others_entry, linked_entry, damaged_entry, writable_folder, others_folder]
-)
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
 def test_entries_that_others_may_have_written_are_ignored(file, kept, spoil, reads):
     digests([file])
     falsify(kept)
     assert digests([file]) == ["0" * 64]  # it is used
-    spoil(kept)
+    spoil(*entries(kept))
     assert digests([file]) == [sha256(OLD)]
     assert len(reads) == 2
 

@@ -76,9 +76,6 @@ ODD = {
     "thinking_token_budget": {"thinking_token_budget": 2},
     "no thinking": {"thinking_token_budget": 0},
 }
-# With n-grams, only kinds that bear on drafts: they are verified as those of the MTP layer are.
-WITH_NGRAM = ("allowed_token_ids", "bad_words", "penalties", "min_tokens", "stopped", "regex", "seed")
-CASES = [(drafts, kind) for drafts in DRAFTS for kind in ODD if drafts != "ngram" or kind in WITH_NGRAM]
 # Other names of fields above.
 SAME = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "top_logprobs": "logprobs"}
 # Fields that do not reach an engine's step.
@@ -95,12 +92,8 @@ BY_THE_FRONT_END = {
     *("stream_interval", "stream_options", "suffix", "text", "tool_choice", "tools"),
     *("truncate_prompt_tokens", "truncation", "truncation_side", "use_beam_search", "user"),
 }
-BY_THE_ROUTER = {
-    "ec_transfer_params",
-    "kv_transfer_params",
-    "priority",
-    "prompt_embeds",
-}  # refused or removed
+# Fields that the router refuses or removes.
+BY_THE_ROUTER = {"ec_transfer_params", "kv_transfer_params", "priority", "prompt_embeds"}
 UNUSED = {"watermarking"}  # only for engines with a watermark, which Baton does not build
 # Fields of SamplingParams that none of these requests has, or that follow from others.
 INSIDE = {
@@ -145,9 +138,9 @@ class Running:
     alone: dict[str, Told]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=DRAFTS.values(), ids=DRAFTS)
 def running(request):
-    spec = DRAFTS[request.param]
+    spec = request.param
     engine = ENGINE | ({"speculative_config": spec} if spec else {})
     model = ROOT / "deploy" / "demo-model" / "weights-mtp"
     with EngineProcess(Options(model, "neighbours", cores="1", engine=engine)) as process:
@@ -160,22 +153,16 @@ def running(request):
 
 def test_every_field_is_listed():
     models = (ChatCompletionRequest, CompletionRequest, ResponsesRequest)
-    known = {
-        *(name for one in ODD.values() for name in one),
-        *SAME,
-        *BY_THE_FRONT_END,
-        *BY_THE_ROUTER,
-        *UNUSED,
-    }
+    odd = {name for one in ODD.values() for name in one}
     asked = {name for model in models for name in model.model_fields}
-    assert asked == known
+    assert asked == {*odd, *SAME, *BY_THE_FRONT_END, *BY_THE_ROUTER, *UNUSED}
     assert set(SamplingParams.__struct_fields__) <= asked | INSIDE
 
 
-@pytest.mark.parametrize(("running", "kind"), CASES, indirect=["running"])
-def test_neighbours_get_what_they_get_alone(running, kind):
+@pytest.mark.parametrize("fields", ODD.values(), ids=ODD)
+def test_neighbours_get_what_they_get_alone(running, fields):
     """The odd request is in a middle row and ends before the others, so that rows move."""
-    odd = body("odd", {"max_tokens": 5, **ODD[kind]})
+    odd = body("odd", {"max_tokens": 5, **fields})
     first, *others = ((name, body(name, more)) for name, more in NEIGHBOURS.items())
     told = running.engine.call(together, dict([first, ("odd", odd), *others]))
     for name, alone in running.alone.items():

@@ -80,16 +80,13 @@ SIZES = [
 
 def sized(name, size):
     ids = list(range(100, 100 + size))
-    match name:
-        case "logit_bias":
-            return params(logit_bias=dict.fromkeys(ids, 1.0))
-        case "stop_token_ids":
-            return params(stop_token_ids=ids, min_tokens=1)
-        case "bad_words":
-            return params(_bad_words_token_ids=[[one] for one in ids])
-        case "tokens of bad_words":
-            return params(_bad_words_token_ids=[ids[:500], ids[500:]])
-    return params(**{name: ids})
+    fields = {
+        "logit_bias": {"logit_bias": dict.fromkeys(ids, 1.0)},
+        "stop_token_ids": {"stop_token_ids": ids, "min_tokens": 1},
+        "bad_words": {"_bad_words_token_ids": [[one] for one in ids]},
+        "tokens of bad_words": {"_bad_words_token_ids": [ids[:500], ids[500:]]},
+    }
+    return params(**fields.get(name, {name: ids}))
 
 
 @pytest.mark.parametrize(("fields", "limits", "words"), REFUSED, ids=[words for _, _, words in REFUSED])
@@ -124,11 +121,8 @@ def v2(monkeypatch):
     device = torch.device("cpu")
     states = LogitsProcRequestState.from_request_state(RequestState(2, 64, 64, 0, VOCABULARY, device))
     config = SimpleNamespace()
-    parts = (
-        logit_bias.LogitBiasState(config, states),
-        bad_words.BadWordsState(config, states),
-        logprob.LogprobTokenIdsState(2, device),
-    )
+    biases, words = logit_bias.LogitBiasState(config, states), bad_words.BadWordsState(config, states)
+    parts = biases, words, logprob.LogprobTokenIdsState(2, device)
 
     def add(one):
         for part in parts:

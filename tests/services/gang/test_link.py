@@ -12,6 +12,7 @@ from baton.protos import gang_pb2, gang_pb2_grpc
 from baton.security.names import Role
 from baton.services.errors import StartError
 from baton.services.gang.link import Leader, Member, Seat, Silence, _Outbox
+from harness.fake_worker import until
 from tests.security.conftest import become as become
 from tests.security.conftest import ca as ca
 
@@ -73,9 +74,12 @@ async def met(gang, size=3):
 
 
 async def until_rung(gang, expected):
-    async with asyncio.timeout(10.0):
-        while gang.rings != expected:  # noqa: ASYNC110 (links have no event for it)
-            await asyncio.sleep(0.001)
+    await until(lambda: gang.rings == expected, f"the rings are {expected}")
+
+
+async def told_lost(link, timeout_s=1.0):
+    """Return why the link was lost."""
+    return await asyncio.wait_for(asyncio.shield(link.lost), timeout_s)
 
 
 async def test_they_meet_and_wake_each_other():
@@ -109,7 +113,7 @@ async def test_quiet_members_stay():
     async with led() as gang:
         await met(gang)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(gang.links[1].lost), 2 * SILENCE_S)
+            await told_lost(gang.links[1], 2 * SILENCE_S)
         gang.links[1].ring(7)
         await until_rung(gang, [[7], [], [7]])
 
@@ -118,7 +122,7 @@ async def test_a_members_end_is_everybodys():
     async with led(silence_s=LONG_S) as gang:
         await met(gang)
         await gang.links[1].close()
-        why = await asyncio.wait_for(asyncio.shield(gang.links[2].lost), 1.0)
+        why = await told_lost(gang.links[2])
         assert why == "rank 1 (prefill-0.r1.1) ended or is silent"
         assert gang.links[0].lost.result() == why
 
@@ -128,7 +132,7 @@ async def test_the_leaders_end_is_everybodys():
         await met(gang)
         await gang.links[0].close()
         for link in gang.links[1:]:
-            assert await asyncio.wait_for(asyncio.shield(link.lost), 1.0) == "rank 0 leaves"
+            assert await told_lost(link) == "rank 0 leaves"
 
 
 async def test_silence_lasts_less_long_once_all_serve():
@@ -140,10 +144,9 @@ async def test_silence_lasts_less_long_once_all_serve():
             await leader.meet(10.0)
             leader.tell(gang_pb2.STAGE_SERVING)
             with pytest.raises(TimeoutError):  # the other one still loads
-                await asyncio.wait_for(asyncio.shield(leader.lost), 0.9)
+                await told_lost(leader, 0.9)
             await call.write(gang_pb2.FromMember(stage=gang_pb2.STAGE_SERVING))
-            why = await asyncio.wait_for(asyncio.shield(leader.lost), 5.0)
-            assert why == "rank 1 (prefill-0.r1.1) ended or is silent"
+            assert await told_lost(leader, 5.0) == "rank 1 (prefill-0.r1.1) ended or is silent"
             said = [one async for one in _until_over(call)]
             assert gang_pb2.FromLeader(stage=gang_pb2.STAGE_SERVING) in said
 
@@ -155,8 +158,7 @@ async def test_a_member_misses_a_leader_that_serves():
         for link in gang.links:
             link.tell(gang_pb2.STAGE_SERVING)
         leader._members[1].next = lambda _: asyncio.sleep(LONG_S, {})
-        why = await asyncio.wait_for(asyncio.shield(member.lost), 5.0)
-        assert why == "rank 0 was silent for 0.5 s"
+        assert await told_lost(member, 5.0) == "rank 0 was silent for 0.5 s"
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -175,16 +177,14 @@ async def test_all_drain_with_one_and_end_together(first):
             await asyncio.wait_for(link.drained.wait(), 1.0)
         await gang.links[1].close()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(gang.links[0].lost), 0.1)
+            await told_lost(gang.links[0], 0.1)
 
 
 async def test_a_member_that_leaves_before_all_have_met_is_awaited_again():
     async with led() as gang:
         early = gang.member(seat(1))
         meeting = asyncio.create_task(early.meet(10.0))
-        async with asyncio.timeout(10.0):
-            while gang.links[0]._members.keys() != {1}:  # noqa: ASYNC110 (as above)
-                await asyncio.sleep(0.001)
+        await until(lambda: gang.links[0]._members.keys() == {1}, "rank 1 has joined")
         meeting.cancel()
         await early.close()
         gang.links.remove(early)
@@ -219,9 +219,7 @@ async def test_a_rank_that_never_comes_is_named():
         member = gang.member(seat(2))
         assert gang.links[0].missing == "1, 2"
         meetings = asyncio.gather(gang.links[0].meet(1.0), member.meet(1.0), return_exceptions=True)
-        async with asyncio.timeout(10.0):
-            while gang.links[0].missing != "1":  # noqa: ASYNC110 (links have no event for it)
-                await asyncio.sleep(0.001)
+        await until(lambda: gang.links[0].missing == "1", "rank 2 has joined")
         leader, other = await meetings
         assert "rank 1 of 3 did not join within 1 s" in str(leader)
         assert "rank 2 did not meet the others within 1 s: not all members joined" in str(other)

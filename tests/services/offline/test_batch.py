@@ -22,10 +22,17 @@ def write(path, *prompts):
     return path
 
 
+def answers(requests):
+    return requests.with_name("out.jsonl")
+
+
+def command(served, requests, *more):
+    return "batch", str(requests), str(answers(requests)), "--url", f"{served.url}/v1", *more
+
+
 async def start(served, requests, *more, by=(), out=PIPE):
-    answers = requests.with_name("out.jsonl")
-    command = [*by, BATON, "batch", requests, answers, "--url", f"{served.url}/v1", *more]
-    return await asyncio.create_subprocess_exec(*map(str, command), stderr=out)
+    words = [*by, str(BATON), *command(served, requests, *more)]
+    return await asyncio.create_subprocess_exec(*words, stderr=out)
 
 
 async def end(process):
@@ -35,15 +42,12 @@ async def end(process):
 
 
 async def run(served, requests, *more):
-    answers = requests.with_name("out.jsonl")
-    line = ("batch", requests, answers, "--url", f"{served.url}/v1", *more)
-    done = await asyncio.to_thread(zygote.shared().command, *map(str, line))
+    done = await asyncio.to_thread(zygote.shared().command, *command(served, requests, *more))
     return done.returncode, done.stderr
 
 
 def answered(requests):
-    lines = requests.with_name("out.jsonl").read_text().splitlines()
-    return sorted(json.loads(line)["custom_id"] for line in lines)
+    return sorted(json.loads(line)["custom_id"] for line in answers(requests).read_text().splitlines())
 
 
 async def test_all_good(served, tmp_path):
@@ -84,7 +88,7 @@ async def test_bad_input_starts_nothing(served, tmp_path):
     status, said = await run(served, requests)
     assert status == 2
     assert "line 2: custom_id 'a' is also on line 1" in said
-    assert not requests.with_name("out.jsonl").exists()
+    assert not answers(requests).exists()
     assert not served.seen
 
 
@@ -117,7 +121,7 @@ async def test_a_stopped_batch_is_resumed(served, tmp_path, how):
 async def test_half_characters_neither_end_a_batch_nor_its_resumption(served, tmp_path):
     """JSON can hold an unpaired surrogate, and UTF-8 cannot."""
     requests = write(tmp_path / "in.jsonl", "\ud83d", "halves", "a")
-    results = requests.with_name("out.jsonl")
+    results = answers(requests)
     status, said = await run(served, requests)
     assert status == 0, said
     assert answered(requests) == ["a", "halves", "\ud83d"]

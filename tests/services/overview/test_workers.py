@@ -4,12 +4,9 @@ from harness.scheduling import Clock
 
 
 def status(worker_id, computed=0, output=0, *, drafts=0, first=0.0, role=pb.ROLE_DECODE, drained=False):
-    load = pb.WorkerLoad(
-        running=2,
-        free_blocks=49,
-        counts=pb.EngineCounts(computed_tokens=computed, output_tokens=output),
-        drafting=pb.Drafting(drafts=drafts, first_acceptance=first, mean_accepted_length=2.5),
-    )
+    counts = pb.EngineCounts(computed_tokens=computed, output_tokens=output)
+    drafting = pb.Drafting(drafts=drafts, first_acceptance=first, mean_accepted_length=2.5)
+    load = pb.WorkerLoad(running=2, free_blocks=49, counts=counts, drafting=drafting)
     capacity = pb.Capacity(num_blocks=99, max_num_seqs=8)
     identity = pb.WorkerIdentity(worker_id=worker_id, role=role, capacity=capacity)
     return pb.WorkerStatus(identity=identity, state=pb.WORKER_STATE_READY, load=load, drained=drained)

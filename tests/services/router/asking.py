@@ -17,9 +17,9 @@ def right(got, prompt, count):
     assert (got.tokens, got.reason) == (answer(prompt, count), "length")
 
 
-def refused(got, because):
-    """Return the status of a request that got nothing but an error."""
-    assert got.tokens == []
+def refused(got, because, tokens=()):
+    """Return the status of a request that got nothing but these tokens and an error."""
+    assert got.tokens == [*tokens]
     assert isinstance(got.error, RefusedByRouter)
     assert re.search(because, str(got.error))
     return int(got.error.http_status)
@@ -37,12 +37,18 @@ async def booked(cluster, worker_id, **reserved):
     """Wait until the scheduler has this much booked on a worker."""
 
     async def is_so():
-        [worker] = [
-            one for one in (await cluster.scheduler.describe()).workers if one.identity.worker_id == worker_id
-        ]
+        workers = (await cluster.scheduler.describe()).workers
+        [worker] = [one for one in workers if one.identity.worker_id == worker_id]
         return all(getattr(worker, f"reserved_{name}") == value for name, value in reserved.items())
 
     await scheduling.until(is_so, 20)
+
+
+async def recorded(cluster):
+    """Return the record of the only request, which ends."""
+    await cluster.settled()
+    (record,) = cluster.chronicle.recent.last()
+    return record
 
 
 async def fill(cluster):

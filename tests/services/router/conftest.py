@@ -1,3 +1,4 @@
+import gc
 import warnings
 
 import pytest
@@ -6,6 +7,14 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
     warnings.simplefilter("ignore")
     from baton.services.router.vllm import frontend  # noqa: F401 (all that warns, before a test imports it)
     from harness.router import Cluster
+
+
+@pytest.fixture
+def no_garbage_collection():
+    gc.collect()  # what earlier tests left
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -9,19 +9,13 @@ from baton.services.router.record import record_of
 from baton.services.router.state import RequestState
 from baton.services.router.timings import HttpTimes
 from harness.fake_worker import Fault
-from tests.services.router.asking import PROMPT, right, share
-
-
-async def told(cluster):
-    await cluster.settled()
-    (record,) = cluster.chronicle.recent.last()
-    return record
+from tests.services.router.asking import PROMPT, recorded, right, share
 
 
 async def test_a_request_of_a_pair(cluster):
     prefill, decode = await cluster.pair(step_s=0.01)
     await cluster.ask(PROMPT, max_tokens=5)
-    record = await told(cluster)
+    record = await recorded(cluster)
     assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("length", 3, 5)
     assert [(one.prefill_worker, one.decode_worker) for one in record.attempts] == [("p0", "d0")]
     stages = {one.name: one for one in record.stages}
@@ -42,7 +36,7 @@ async def test_a_lost_decode_worker(cluster):
     workers = await cluster.pair(decode=2, step_s=0.005)
     share(workers[1:], Fault(PHASE_DECODE, after_tokens=2, die=True))
     right(await cluster.ask(PROMPT, 30), PROMPT, 30)
-    record = await told(cluster)
+    record = await recorded(cluster)
     assert record.retried
     assert [one.trouble for one in record.attempts] == ["lost", ""]
     (event,) = record.events
@@ -59,7 +53,7 @@ async def test_a_prompt_that_is_recomputed(cluster):
     _, decode = await cluster.pair(step_s=0.005)
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF))
     await cluster.ask(PROMPT)
-    record = await told(cluster)
+    record = await recorded(cluster)
     assert [one.name for one in record.events] == ["failed", "recomputed"]
     assert (record.events[0].attributes["trouble"], len(record.attempts)) == ("handoff", 1)
     first = next(one for one in record.stages if one.name == "decode.first")
@@ -70,7 +64,7 @@ async def test_a_worker_lost_before_the_first_token(cluster):
     *prefills, _ = await cluster.pair(prefill=2, step_s=0.005)
     share(prefills, Fault(PHASE_PREFILL, failed=Failed.CODE_STALE))
     right(await cluster.ask(PROMPT), PROMPT, 8)
-    record = await told(cluster)
+    record = await recorded(cluster)
     assert record.first_token_stages["lost"] > 0
     assert sum(record.first_token_stages.values()) == pytest.approx(record.first_token_s, abs=0.05)
     assert cluster.count("ttft_stage_seconds_count", stage="lost") == 1

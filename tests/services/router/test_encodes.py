@@ -59,9 +59,8 @@ def encodes(*workers):
 
 
 def where(cluster):
-    return tuple(
-        int(cluster.count("images_computed_total", where=one)) for one in ("encode", "held", "prompt")
-    )
+    places = ("encode", "held", "prompt")
+    return tuple(int(cluster.count("images_computed_total", where=one)) for one in places)
 
 
 async def test_two_images_are_computed_by_two_encode_workers(cluster):
@@ -91,10 +90,8 @@ async def test_a_holder_gets_no_image_and_computes_nothing(cluster):
     _, holder = await encoders(cluster, 2)
     holder.shelf.add("a")
     holder.blocks.take(Change(stored=[image_key("a")]))
-    known = cluster.server._servicer.prefixes
-    await until(
-        lambda: known.index.holders(image_key("a")) & known.of_role(pb.ROLE_ENCODE), "the holder is known"
-    )
+    known, key = cluster.server._servicer.prefixes, image_key("a")
+    await until(lambda: known.index.holders(key) & known.of_role(pb.ROLE_ENCODE), "the holder is known")
     await ask(cluster, A)
     assert (images(prefill), sent(holder), where(cluster)) == (["a"], [], (0, 1, 0))
     assert [one.prompt_tokens for one in encodes(holder)] == [1]
@@ -334,14 +331,11 @@ async def test_whatever_fails_nothing_stays_booked(cluster, seed):
     await until(lambda: not cluster.scheduler.reports.held, "nothing is booked")
 
 
+@pytest.mark.usefixtures("no_garbage_collection")
 async def test_nothing_of_an_ended_request_waits_for_the_garbage_collector(cluster):
     await cluster.pair()
     await encoders(cluster)
-    gc.disable()
-    try:
-        await ask(cluster, A, B)
-        await until(lambda: cluster.client.live == 0, "it has ended")
-        kinds = Relay, Encodes, Leg
-        await until(lambda: not any(isinstance(one, kinds) for one in gc.get_objects()), "all is gone")
-    finally:
-        gc.enable()
+    await ask(cluster, A, B)
+    await until(lambda: cluster.client.live == 0, "it has ended")
+    kinds = Relay, Encodes, Leg
+    await until(lambda: not any(isinstance(one, kinds) for one in gc.get_objects()), "all is gone")

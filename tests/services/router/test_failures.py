@@ -11,12 +11,11 @@ from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import NoChoice
 from baton.services.router import pool, worker_stream
-from baton.services.router.vllm.engine_client import RefusedByRouter
 from harness.fake_worker import FakeWorker, Fault, answer, until
 from harness.router import Cluster
 from harness.scheduling import until_told
 from harness.support import PATIENCE
-from tests.services.router.asking import LONG, PROMPT, booked, right, share
+from tests.services.router.asking import LONG, PROMPT, booked, refused, right, share
 
 REFUSALS = (Failed.CODE_FULL, Failed.CODE_STAGING, Failed.CODE_DRAINING)
 
@@ -69,15 +68,13 @@ async def test_a_handoff_fails(cluster, prompt, not_kept):
     last = decode.seen.starts[-1]
     epochs = [start.epoch for start in decode.seen.starts]
     assert epochs == sorted(set(epochs))  # workers refuse an epoch that they have seen
+    assert list(last.output_token_ids) == answer(prompt, 1)
+    assert cluster.count("recomputed_prompts_total") == (prompt is PROMPT)
     if prompt is PROMPT:
         assert not last.HasField("source")
-        assert list(last.output_token_ids) == answer(prompt, 1)
-        assert cluster.count("recomputed_prompts_total") == 1
     else:
         _, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
         assert last.source.worker_id == other.worker_id
-        assert list(last.output_token_ids) == answer(prompt, 1)
-        assert cluster.count("recomputed_prompts_total") == 0
 
 
 async def test_a_placement_that_is_kept_stays_booked(cluster, monkeypatch):
@@ -122,11 +119,7 @@ async def test_another_worker_continues_the_answer(cluster, after, how):
     ("limits", "status", "because"),
     [
         ({"request_timeout_s": 0.7}, 504, "longer than 0.7 s"),
-        (
-            {"replace_wait_s": 0.7},
-            503,
-            "can take over within 0.7 s (a tenth of router.request_timeout_s)",
-        ),
+        ({"replace_wait_s": 0.7}, 503, "can take over within 0.7 s (a tenth of router.request_timeout_s)"),
     ],
     ids=["its own deadline", "the wait for a worker"],
 )
@@ -136,10 +129,8 @@ async def test_no_other_worker_can_decode(cluster, limits, status, because):
     for one in await cluster.pair():
         one.faults.append(Fault(PHASE_DECODE, 3, die=True))
     got = await cluster.ask(PROMPT, 20)
-    assert got.tokens == answer(PROMPT, 7)  # one of the prefill, three of each decode worker
-    assert isinstance(got.error, RefusedByRouter)
-    assert got.error.http_status == status
-    assert because in str(got.error)
+    tokens = answer(PROMPT, 7)  # one of the prefill, three of each decode worker
+    assert refused(got, re.escape(because), tokens) == status
     assert re.search("worker [pd]0", str(got.error))
 
 
@@ -190,8 +181,7 @@ async def test_an_answer_continues_on_the_same_weights(cluster):
 async def test_workers_of_another_vllm_are_not_asked(cluster):
     """Their requests are encoded differently."""
     theirs, ours = FakeWorker("theirs", pb.ROLE_MIXED), FakeWorker("ours", pb.ROLE_MIXED)
-    theirs.vllm_version = "0.1.0"
-    theirs.refusal = "another vLLM"
+    theirs.vllm_version, theirs.refusal = "0.1.0", "another vLLM"
     for worker in (theirs, ours):
         await cluster.members.add(worker)
     for _ in range(6):
@@ -283,7 +273,7 @@ async def test_a_worker_cut_off_from_this_router_delays_no_later_request(cluster
         began = time.monotonic()
         right(await cluster.ask(PROMPT), PROMPT, 8)
         longest = max(longest, time.monotonic() - began)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
     assert longest < 1.0
     assert len(cut.seen.starts) == 1
     cut.hangs = False
@@ -326,10 +316,7 @@ async def test_a_request_that_a_worker_cannot_parse_is_not_retried(cluster):
     first, second, _ = await cluster.pair(prefill=2)
     for worker in (first, second):
         worker.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_INVALID))
-    got = await cluster.ask(PROMPT)
-    assert isinstance(got.error, RefusedByRouter)
-    assert "the test wants it" in str(got.error)
-    assert got.error.http_status == 400
+    assert refused(await cluster.ask(PROMPT), "the test wants it") == 400
     assert len(first.seen.starts) + len(second.seen.starts) == 1
 
 
@@ -340,6 +327,5 @@ async def test_a_complete_answer_is_not_admitted_again(cluster):
         worker.faults.append(Fault(PHASE_DECODE, 7, die=True))
     await cluster.send("q", PROMPT, 30)
     cluster.client._relays["q"].state.max_tokens = 8  # the fake workers still generate 30
-    got = await cluster.answer("q")
-    right(got, PROMPT, 8)
+    right(await cluster.answer("q"), PROMPT, 8)
     assert len(first.seen.starts) + len(second.seen.starts) == 1

@@ -20,6 +20,16 @@ async def full_house(cluster, **limits):
     return decode, await fill(cluster)
 
 
+async def two_full(cluster):
+    """Fill two decode workers with one request each. Return them, and the ids; the last one waits."""
+    _, first, second = await cluster.pair(decode=2, step_s=0.001, max_num_seqs=1)
+    for worker in (first, second):
+        worker.faults += [Fault(PHASE_DECODE, silent=True, after_tokens=2)] * 2
+    held = await fill(cluster)
+    await until(lambda: all(len(cluster.got[one].tokens) == 3 for one in held[:-1]), "the others decode")
+    return first, second, held
+
+
 async def test_requests_without_room_wait(cluster):
     await cluster.pair(step_s=0.001, max_num_seqs=2)
     prompts = [[number] for number in range(40)]
@@ -108,11 +118,7 @@ async def test_the_first_token_waits_for_a_slot(cluster):
 
 async def test_a_request_that_lost_its_worker_goes_before_those_that_wait(cluster):
     """Its client sees a stalled stream."""
-    _, dies, full = await cluster.pair(decode=2, step_s=0.001, max_num_seqs=1)
-    for worker in (dies, full):
-        worker.faults += [Fault(PHASE_DECODE, silent=True, after_tokens=2)] * 2
-    held = await fill(cluster)
-    await until(lambda: all(len(cluster.got[one].tokens) == 3 for one in held[:-1]), "the others decode")
+    dies, full, held = await two_full(cluster)
     await cluster.send("newcomer", PROMPT)
     await until(lambda: len(cluster.waiting) == 2, "two wait")
     lost = {start.request_id for start in dies.seen.starts}
@@ -132,11 +138,7 @@ async def test_a_request_that_lost_its_worker_goes_before_those_that_wait(cluste
 async def test_a_worker_that_failed_a_request_is_asked_again_if_the_others_are_full(cluster, monkeypatch):
     """Later requests wait for it, even if only that worker has room."""
     monkeypatch.setattr(relay, "EXCLUDED_S", 0.2)
-    _, fails, full = await cluster.pair(decode=2, step_s=0.001, max_num_seqs=1)
-    for worker in (fails, full):
-        worker.faults += [Fault(PHASE_DECODE, silent=True, after_tokens=2)] * 2
-    held = await fill(cluster)
-    await until(lambda: all(len(cluster.got[one].tokens) == 3 for one in held[:-1]), "the others decode")
+    fails, _, held = await two_full(cluster)
     lost = {start.request_id for start in fails.seen.starts}
     fails.faults.clear()
     fails.go_on(Fault(PHASE_DECODE, failed=Failed.CODE_STALE))

@@ -95,21 +95,17 @@ def sent(worker):
     return [one.identifier for one in worker.seen.media]
 
 
-def told(start):
-    return wire.decode_request(start.engine_request).mm_features
-
-
 async def test_an_image_goes_once_to_the_worker_that_computes_it(cluster):
     prefill, decode = await cluster.pair()
     first, second = feature("a", 0), feature("b", 5)
     for features in ([first], [first, second]):
         await ask(cluster, *features)
     assert (sent(prefill), sent(decode)) == (["a", "b"], [])
-    assert cluster.count("image_bytes_total", role="prefill") == sum(
-        len(one.part) for one in prefill.seen.media
-    )
+    size = sum(len(one.part) for one in prefill.seen.media)
+    assert cluster.count("image_bytes_total", role="prefill") == size
     for worker in (prefill, decode):
-        assert told(worker.seen.starts[-1]) == [metadata_of(first), metadata_of(second)]
+        told = wire.decode_request(worker.seen.starts[-1].engine_request).mm_features
+        assert told == [metadata_of(first), metadata_of(second)]
 
 
 async def test_a_worker_that_lost_an_image_gets_it_again(cluster):

@@ -10,7 +10,7 @@ from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
 from baton.services.router import legs
 from harness.fake_worker import EOS, FakeWorker, Fault, until
 from harness.support import PATIENCE
-from tests.services.router.asking import LONG, PROMPT, right, share
+from tests.services.router.asking import LONG, PROMPT, recorded, right, share
 
 
 async def test_tokens_of_the_decode_worker_wait_for_the_first_one(cluster):
@@ -22,8 +22,7 @@ async def test_tokens_of_the_decode_worker_wait_for_the_first_one(cluster):
     assert cluster.got["q"].tokens == []
     right(await cluster.answer("q"), PROMPT, 8)
     assert decode.seen.aborts == []
-    await cluster.settled()
-    [record] = cluster.chronicle.recent.last()
+    record = await recorded(cluster)
     assert all(one.seconds >= 0 for one in record.stages)
     stages = {one.name: one for one in record.stages}
     assert stages["handoff"].end < stages["reply"].end, "it was loaded before the first token came here"
@@ -129,11 +128,8 @@ async def test_a_source_that_cannot_be_followed_ends_the_prefill(cluster):
     prefills_long(prefill)
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE, early=True))
     right(await cluster.ask(PROMPT), PROMPT, 8)
-    assert [(start.epoch, start.HasField("source")) for start in decode.seen.starts] == [
-        (1, True),
-        (2, False),
-    ]
-    assert [start.prompt_tokens for start in decode.seen.starts] == [0, 0]  # it was booked elsewhere
+    starts = [(start.epoch, start.HasField("source"), start.prompt_tokens) for start in decode.seen.starts]
+    assert starts == [(1, True, 0), (2, False, 0)]  # the prompt was booked elsewhere
     assert (len(prefill.seen.starts), prefill.running) == (1, [])
     assert cluster.count("retries_total", trouble="source", worker="p0") == 1
     assert cluster.count("recomputed_prompts_total") == 1
@@ -151,8 +147,7 @@ async def test_a_prefill_worker_that_dies_is_lost_once(cluster, monkeypatch, fir
     await until(lambda: decode.seen.starts and any(one.seen.starts for one in prefills), "it is prefilled")
     if first.startswith("the decode"):
         await until(lambda: decode.running == [], "the decode worker has given it up")
-    [dead] = [one for one in prefills if one.seen.starts]
-    [other] = [one for one in prefills if one is not dead]
+    other, dead = sorted(prefills, key=lambda one: len(one.seen.starts))
     other.faults.clear()
     await dead.die()
     right(await cluster.answer("q"), LONG, 8)
@@ -235,7 +230,6 @@ async def test_a_prompt_of_several_steps(cluster):
     prefill.steps = 4
     right(await cluster.ask(PROMPT), PROMPT, 8)
     assert [start.phase for start in decode.seen.starts] == [PHASE_DECODE]
-    await cluster.settled()
-    [record] = cluster.chronicle.recent.last()
+    record = await recorded(cluster)
     [stage] = [one for one in record.stages if one.name == "prefill"]
     assert stage.attributes == {"chunks": 4}

@@ -51,10 +51,8 @@ async def test_no_request_is_prefilled_for_a_worker_that_cannot_get_its_kv(clust
 async def test_a_pair_that_is_avoided_is_no_failed_attempt(cluster):
     """The placement is changed before a worker is told, and the prefill worker's booking is freed."""
     prefill, decode = await cluster.pair()
-    decode.faults += [
-        Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE),
-        *[Fault(PHASE_DECODE, 2, silent=True)] * 2,
-    ]
+    fails, waits = Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE), Fault(PHASE_DECODE, 2, silent=True)
+    decode.faults += [fails, waits, waits]
     await cluster.send("fails", LONG)
     await until(lambda: len(cluster.got["fails"].tokens) > 1, "it decodes")
     recomputed = cluster.count("recomputed_prompts_total")
@@ -99,7 +97,7 @@ async def test_another_pair_is_used_until_one_is_joined_again(cluster):
     first, second, decode = await cluster.pair(prefill=2)
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE))
     right(await cluster.ask(LONG), LONG, 8)
-    cut, other = (first, second) if first.seen.starts[0].epoch == 1 else (second, first)
+    cut, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
     for number in range(4):
         right(await cluster.ask([number, *LONG]), [number, *LONG], 8)
     assert (len(cut.seen.starts), len(other.seen.starts)) == (1, 5)

@@ -61,10 +61,6 @@ def test_the_toll_counts_workers_instead_of_attempts(failed, workers):
     assert len(toll) == 0
 
 
-def failed(trouble, worker_id):
-    return Failure(trouble, worker_id, "it failed")
-
-
 @pytest.mark.parametrize(
     ("prefill", "decode", "begun", "worker_id", "trouble"),
     [
@@ -97,8 +93,7 @@ def failed(trouble, worker_id):
     ],
 )
 def test_an_attempt_s_failure_from_its_two_legs(prefill, decode, begun, worker_id, trouble):
-    failure = recovery.failure_of_pair(
-        failed(prefill, "p") if prefill else None, failed(decode, "d") if decode else None, begun=begun
-    )
+    legs = [Failure(why, name, "") if why else None for why, name in ((prefill, "p"), (decode, "d"))]
+    failure = recovery.failure_of_pair(*legs, begun=begun)
     assert (failure.trouble if failure else None) is trouble
     assert (failure.worker_id if failure else "") == worker_id

@@ -69,10 +69,8 @@ async def test_a_request_that_fails_an_engine_alone_is_convicted(cluster):
 async def test_a_repeat_of_a_convicted_request_is_refused(cluster):
     workers = await cluster.pair()
     # The trial is on the worker whose engine failed and continues.
-    workers[0].faults += [
-        Fault(PHASE_PREFILL, failed=ENGINE, goes_on=True),
-        Fault(PHASE_DECODE, failed=ENGINE),
-    ]
+    fails = {PHASE_PREFILL: True, PHASE_DECODE: False}
+    workers[0].faults += [Fault(phase, failed=ENGINE, goes_on=goes_on) for phase, goes_on in fails.items()]
     convicted(await cluster.ask(PROMPT, TOKENS, seed=1))
     starts = [len(worker.seen.starts) for worker in workers]
     with pytest.raises(Exception, match="made an engine fail a short while ago") as refused:
@@ -121,10 +119,8 @@ async def test_a_worker_that_hangs_and_then_dies_counts_once(cluster, monkeypatc
     cluster.remake(silence_s=0.4)
     names = [f"m{number}" for number in range(lost_before + 1)]
     workers = [await cluster.members.add(FakeWorker(name, pb.ROLE_MIXED)) for name in names]
-    dies, hangs, waits = (
-        Fault(PHASE_DECODE, **how) for how in ({"die": True}, {"hang": True}, {"silent": True})
-    )
-    faults = share(workers, *[*[dies] * lost_before, hangs, waits])
+    dies, hangs, waits = (Fault(PHASE_DECODE, **{how: True}) for how in ("die", "hang", "silent"))
+    faults = share(workers, *[dies] * lost_before, hangs, waits)
     await cluster.send("q", PROMPT, TOKENS)
     await until(lambda: any(worker.hangs for worker in workers), "one hangs")
     [hung] = [worker for worker in workers if worker.hangs]
@@ -208,12 +204,9 @@ async def test_many_are_tried_one_at_a_time(cluster):
     names = [f"q{number}" for number in range(6)]
     decode.faults = deque(Fault(PHASE_DECODE, 3, failed=ENGINE, goes_on=True) for _ in names)
     running = []
-
-    def look():
-        tried = [one for one in decode._running.values() if one.start.alone_tokens]
-        running.append(len(tried))
-
-    decode.before_step = look
+    decode.before_step = lambda: running.append(
+        sum(one.start.alone_tokens > 0 for one in decode._running.values())
+    )
     for number, name in enumerate(names):
         await cluster.send(name, [*PROMPT, number], TOKENS)
     for number, name in enumerate(names):
@@ -318,11 +311,8 @@ def test_suspicion_by_failures(failures, suspect, to_its_end, is_convicted):
         else:
             trouble, alone, generated, worker_id = (*failure, *(0, f"w{number}")[len(failure) - 2 :])
             suspicion.note(Failure(trouble, worker_id, "it failed"), alone=alone, generated=generated)
-    assert (suspicion.suspect, suspicion.to_its_end, suspicion.convicted) == (
-        suspect,
-        to_its_end,
-        is_convicted,
-    )
+    found = suspicion.suspect, suspicion.to_its_end, suspicion.convicted
+    assert found == (suspect, to_its_end, is_convicted)
 
 
 @pytest.mark.parametrize("goes_on", [True, False])

@@ -93,13 +93,8 @@ def test_a_lost_worker_before_the_first_token():
     lost = attempt(first_token=0.0, queued=0.0, prefill_began=0.0, prefill_ended=0.0, ended=2.0)
     state = request(lost, attempt(2.5, number=2, prefiller=D), first_token=2.8)
     stages = to_first_token(state)
-    assert rounded(stages)[4:9] == [
-        ("wait", 0.01),
-        ("place", 0.02),
-        ("lost", 0.97),
-        ("wait", 0.51),
-        ("place", 0.02),
-    ]
+    seconds = {"wait": 0.01, "place": 0.02, "lost": 0.97}
+    assert rounded(stages)[4:9] == [*seconds.items(), ("wait", 0.51), ("place", 0.02)]
     assert [one.attempt for one in stages[4:]] == [1] * 3 + [2] * 6
     assert stages[6].process == P
 
@@ -136,9 +131,7 @@ def test_the_handoff_and_the_decode():
     assert found["handoff.save"].process == P
     assert found["handoff.move"].process == found["decode"].process == D
     assert found["schedule"].process == S
-    assert {one.within for name, one in found.items() if name.startswith("handoff.") and one.within} == {
-        "handoff"
-    }
+    assert {one.within for name, one in found.items() if name.startswith("handoff.")} - {""} == {"handoff"}
     assert found["decode"].attributes["tokens"] == 8
     assert found["handoff"].attributes == {"bytes": 7, "transport": "shm", "early_bytes": 5}
 

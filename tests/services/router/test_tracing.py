@@ -17,9 +17,8 @@ CAUSE = {"trouble": "lost", "worker": "d0", "message": "worker d0: its stream en
 
 
 def finished(outcome="stop", *, sampled=False, **fields):
-    state = request(
-        attempt(last_token=1.4), **{"first_token": 1.22, "ended": 1.5, "outcome": outcome, **fields}
-    )
+    usual = {"first_token": 1.22, "ended": 1.5, "outcome": outcome}
+    state = request(attempt(last_token=1.4), **(usual | fields))
     state.http.first_byte, state.http.ended, state.http.status = 1.25, 1.6, 200
     headers = [(b"traceparent", f"00-{TRACE}-{SPAN}-{int(sampled):02}".encode())]
     state.trace = begin(headers)
@@ -60,9 +59,8 @@ def test_the_spans_of_a_retried_request():
     root = spans[0]
     assert f"{root.context.trace_id:032x}" == TRACE
     assert f"{root.parent.span_id:016x}" == SPAN
-    assert [(one.name, dict(one.attributes or {})) for one in root.events] == [
-        ("failed", {"attempt": 1, **CAUSE})
-    ]
+    [event] = root.events
+    assert (event.name, dict(event.attributes)) == ("failed", {"attempt": 1, **CAUSE})
     ids = {one.context.span_id: one for one in spans}
     assert len(ids) == len(spans)
     names = {one.name: ids[one.parent.span_id].name for one in spans[1:] if one.parent is not None}
@@ -94,12 +92,8 @@ def test_a_collector_gets_the_kept_traces(monkeypatch):
         traces.write(record_of(finished()))
         traces.write(record_of(finished(sampled=True)))
         traces.close()
-        assert {span.service for span in collector.spans} == {
-            "baton-router",
-            "baton-scheduler",
-            "baton-prefill",
-            "baton-decode",
-        }
+        services = {"baton-router", "baton-scheduler", "baton-prefill", "baton-decode"}
+        assert {span.service for span in collector.spans} == services
         assert sum(span.name == "request" for span in collector.spans) == 1
         assert collector.headers["x-key"] == "secret"
 
@@ -118,13 +112,9 @@ def test_an_unreachable_endpoint_is_logged_once_and_when_it_returns(caplog):
         assert told[0].startswith(f"tracing.endpoint: http://127.0.0.1:{port} takes no traces")
         with collecting(port) as collector:
             exporter._exporter._timeout = 5.0
-            eventually(lambda: exporter.export(spans) and _came(collector), 20, "the collector has spans")
+            eventually(lambda: exporter.export(spans) and collector.spans, 20, "the collector has spans")
         assert caplog.records[-1].getMessage().endswith("takes traces again")
     exporter.shutdown()
-
-
-def _came(collector):
-    return bool(collector.spans)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ async def share(topic):
     """Yield a function that connects another router to a Redis."""
     made = []
 
-    async def another(server):
-        made.append(SharedStore(server.url, topic))
+    async def another(url):
+        made.append(SharedStore(url, topic))
         made[-1].start()
         return made[-1]
 

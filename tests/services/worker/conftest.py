@@ -7,6 +7,7 @@ import pytest
 
 from harness.checkpoints import tiny_qwen2
 from harness.workers import fleet
+from tests.services.worker.router import connected
 
 _started = contextlib.ExitStack()
 
@@ -34,3 +35,17 @@ def prefill(workers):
 @pytest.fixture(scope="session")
 def mixed(workers):
     return workers.started("mixed")
+
+
+@pytest.fixture
+async def source(prefill):
+    """Yield a router's stream to the prefill worker."""
+    async with connected(prefill.address) as stream:
+        yield stream
+
+
+@pytest.fixture
+async def target(mixed):
+    """Yield a router's stream to the mixed worker."""
+    async with connected(mixed.address) as stream:
+        yield stream

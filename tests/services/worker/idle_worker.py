@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
 from baton.handoff.embeddings import Form
@@ -17,10 +18,9 @@ from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.metrics import WorkerMetrics
 from harness.scheduling import usual
 from harness.support import PATIENCE
-from tests.services.worker.router import StructuredOutputsParams, prompt, request
+from tests.services.worker.router import KEY, prompt, request
 
 INFO = EngineInfo(1024, 32, 64, 63, 8, 256, 1, 300, drafts_always=False)
-KEY = b"sixteen bytes ok"
 GRAMMAR = {"structured_outputs": StructuredOutputsParams(regex="a+")}
 
 
@@ -127,6 +127,13 @@ class Worker:
 
     def failed(self, session=None):
         return [one for reply in self.replies(session) for one in reply.failed]
+
+    def codes(self):
+        """Return the code of each failed request. Each fails once."""
+        failed = self.failed()
+        codes = {one.request_id: one.code for one in failed}
+        assert len(codes) == len(failed), failed
+        return codes
 
     async def failure(self):
         """Wait for a failure, which must be the only one."""

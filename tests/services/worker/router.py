@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
-from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import FinishReason
 
 from baton.attempts import attempt_id
@@ -16,10 +15,11 @@ from baton.protos import worker_pb2_grpc as rpc
 from baton.rpc import aio_channel, aio_server
 from baton.security.names import Role
 from baton.services.engine import wire
-from harness.support import PATIENCE
+from harness.support import PATIENCE, eventually
 
 DEADLINE_S = 15.0 * PATIENCE
 KEY = b"sixteen bytes ok"
+PINNED = "baton_worker_handoffs_pinned"
 PREFILL, DECODE, SAVE = pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_SAVE
 
 
@@ -54,6 +54,12 @@ class Got:
     @property
     def over(self):
         return self.finish is not None or self.saved is not None or self.failed is not None
+
+    def failure(self, code=pb.Failed.CODE_INVALID):
+        """Check that it failed with this code; return the message."""
+        assert self.failed is not None, self
+        assert self.failed.code == code, self.failed
+        return self.failed.message
 
 
 class Stream:
@@ -129,6 +135,11 @@ class Stream:
         assert got.saved.problem == ""
         return got
 
+    async def alone(self, core):
+        """Run a request whole under another name; return its tokens."""
+        core.request_id = f"whole {core.request_id}"
+        return (await self.run(core, DECODE)).tokens
+
     async def run_raw(self, start):
         self._begin(start.request_id, start.epoch)
         await self.send(pb.RunRequest(start=start))
@@ -174,10 +185,8 @@ def _gather(got, output):
     got.steps.append(len(output.new_token_ids))
     got.drafts = output.spec_decode_metrics or got.drafts
     got.finish, got.stop_reason = output.finish_reason, output.stop_reason
-    if output.new_logprobs is not None:
-        for ids, values in zip(
-            output.new_logprobs.logprob_token_ids, output.new_logprobs.logprobs, strict=True
-        ):
+    if (found := output.new_logprobs) is not None:
+        for ids, values in zip(found.logprob_token_ids, found.logprobs, strict=True):
             got.logprobs.append(dict(zip(ids.tolist(), values.tolist(), strict=True)))
     if output.new_prompt_logprobs_tensors is not None:
         got.prompt_logprobs += len(output.new_prompt_logprobs_tensors.logprobs)
@@ -239,8 +248,6 @@ async def hello(address, model="tiny", vllm_version="0.32.0", protocol=wire.PROT
         return await rpc.WorkerStub(channel).Hello(request, timeout=DEADLINE_S)
 
 
-__all__ = [
-    "DECODE", "PREFILL", "SAVE", "FinishReason", "Got", "PoolingParams",
-    "Stream", "StructuredOutputsParams", "connected", "followed", "hello", "kept", "prompt", "request",
-    "telling",
-]  # fmt: skip
+def nothing_pinned(worker):
+    """Wait until a worker holds no saved KV."""
+    eventually(lambda: worker.figure(PINNED) == 0, 10, "nothing is pinned")

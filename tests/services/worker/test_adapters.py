@@ -57,9 +57,8 @@ def with_transformers(model, folder):
             for name, down in tensors.items():
                 if ".lora_A." in name:
                     up = tensors[name.replace("lora_A", "lora_B")]
-                    module = whole.get_submodule(
-                        name.removeprefix("base_model.model.").partition(".lora_A")[0]
-                    )
+                    path = name.removeprefix("base_model.model.").partition(".lora_A")[0]
+                    module = whole.get_submodule(path)
                     module.weight.data += config["lora_alpha"] / config["r"] * up @ down
         whole.generation_config.eos_token_id = None
         found = []
@@ -93,18 +92,13 @@ def pair(tmp_path_factory):
 async def test_two_adapters_and_the_base_model_in_one_batch(pair):
     """Each has its own answer, handed over and with drafts."""
     assert len({str(answers) for answers in pair.answers.values()}) == len(NAMES)
-    cores = {
-        (name, n): pair.request(f"{name} {n}", name, tokens)
-        for n, tokens in enumerate(PROMPTS)
-        for name in NAMES
-    }
+    cores = {(name, n): pair.request(f"{name} {n}", name, PROMPTS[n]) for n in (0, 1) for name in NAMES}
     async with connected(pair.prefill.address) as source, connected(pair.decode.address) as target:
         for core in cores.values():
             await source.start(core, PREFILL)
         begun = {key: await source.end(core.request_id) for key, core in cores.items()}
         for key, core in cores.items():
-            saved = begun[key].saved
-            assert saved is not None
+            assert begun[key].saved is not None
             await target.start(core, DECODE, source=source.source(core))
         rests = {key: await target.end(core.request_id) for key, core in cores.items()}
     for (name, n), rest in rests.items():

@@ -219,8 +219,7 @@ async def test_a_decode_counts_from_its_start(worker):
     worker.start(with_kv(booked("a", 0, 30)))
     assert of(worker) == (0, 1, 30, 0)
     worker.start(with_kv(booked("b", 0, 20)))
-    [refusal] = worker.failed()
-    assert (refusal.request_id, refusal.code) == ("b", Failed.CODE_FULL)
+    assert worker.codes() == {"b": Failed.CODE_FULL}
     worker.incoming("a").on_complete(complete(7))
     assert of(worker) == (0, 1, 30, 0)
     await worker.dispatcher.close()
@@ -236,9 +235,23 @@ async def test_a_later_epoch_uses_the_room_of_the_earlier_one(worker, phase):
     assert of(worker) == (later.prompt_tokens, 1, 38 if phase != PHASE_PREFILL else 0, 0)
 
 
-@pytest.mark.parametrize(
-    "how", ["abort", "stream", "step", "drain", "engine", "refused", "invalid", "load", "end"]
-)
+INVALID = Start(request_id="a", epoch=2, phase=PHASE_DECODE, engine_request=b"\xc1")
+ENDS = {
+    "abort": lambda worker: worker.dispatcher.abort(["a", "g"]),
+    "stream": lambda worker: worker.dispatcher.disconnect(worker.session),
+    "step": lambda worker: worker.dispatcher.on_step(EngineStep(failed=["a#1", "g#1"], problem="broken")),
+    "drain": lambda worker: worker.dispatcher.abort_all(),
+    "engine": lambda worker: worker.dispatcher.on_failure(RuntimeError("CUDA error"), {"a#1"}),
+    "refused": lambda worker: [worker.dispatcher.on_refused(f"{one}#1", ValueError("no")) for one in "ag"],
+}
+ENDS_OF_A = {
+    "invalid": lambda worker: worker.start(INVALID),
+    "load": lambda worker: worker.step("a", reason=FinishReason.ERROR),
+    "end": lambda worker: worker.step("a", reason=FinishReason.STOP),
+}
+
+
+@pytest.mark.parametrize("how", [*ENDS, *ENDS_OF_A])
 async def test_all_room_is_given_back_however_a_request_ends(worker, how):
     loads = how == "load"
     message = booked("a", 0 if loads else 60, 5)
@@ -246,29 +259,9 @@ async def test_all_room_is_given_back_however_a_request_ends(worker, how):
     if loads:
         worker.incoming("a").on_complete(complete(7))
     worker.start(booked("g", 10, 5, **GRAMMAR))  # its grammar is compiled
-    match how:
-        case "abort":
-            worker.dispatcher.abort(["a", "g"])
-        case "stream":
-            worker.dispatcher.disconnect(worker.session)
-        case "step":
-            worker.dispatcher.on_step(EngineStep(failed=["a#1", "g#1"], problem="shape mismatch"))
-        case "drain":
-            worker.dispatcher.abort_all()
-        case "engine":
-            worker.dispatcher.on_failure(RuntimeError("CUDA error"), {"a#1"})
-        case "refused":
-            worker.dispatcher.on_refused("a#1", ValueError("no"))
-            worker.dispatcher.on_refused("g#1", ValueError("no"))
-        case "invalid":
-            worker.start(Start(request_id="a", epoch=2, phase=PHASE_DECODE, engine_request=b"\xc1"))
-            worker.dispatcher.abort(["g"])
-        case "load":
-            worker.step("a", reason=FinishReason.ERROR)
-            worker.dispatcher.abort(["g"])
-        case "end":
-            worker.step("a", reason=FinishReason.STOP)
-            worker.dispatcher.abort(["g"])
+    (ENDS | ENDS_OF_A)[how](worker)
+    if how in ENDS_OF_A:
+        worker.dispatcher.abort(["g"])
     assert worker.dispatcher.requests == 0
     assert of(worker) == (0, 0, 0, 0)
 
@@ -285,4 +278,4 @@ async def test_saves_and_trials_take_no_room_from_bookings(worker):
         worker.start(booked(f"r{number}", 0, 1))
     assert worker.failed() == []
     worker.start(booked("one more", 0, 1))
-    assert [one.code for one in worker.failed()] == [Failed.CODE_FULL]
+    assert worker.codes() == {"one more": Failed.CODE_FULL}

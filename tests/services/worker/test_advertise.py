@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from baton import addresses
 from baton.addresses import join
 from baton.services.config import load
 from baton.services.errors import ConfigError, StartError
@@ -26,13 +25,9 @@ async def listening(host, port=0):
 
 
 def settings(listen, advertise="", handoff_host="", scheduler=NOBODY):
-    return load(
-        {
-            "scheduler": {"address": scheduler},
-            "worker": {"listen": listen, "advertise": advertise},
-            "handoff": {"listen": addresses.join(handoff_host, 0) if handoff_host else ""},
-        }
-    )
+    worker = {"listen": listen, "advertise": advertise}
+    handoff = {"listen": join(handoff_host, 0) if handoff_host else ""}
+    return load({"scheduler": {"address": scheduler}, "worker": worker, "handoff": handoff})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

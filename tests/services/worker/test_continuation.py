@@ -1,11 +1,13 @@
 """A request continues unchanged on another worker, with all kinds of sampling, resumed or handed over."""
 
+import copy
 import json
 
 import pytest
+from vllm.sampling_params import StructuredOutputsParams
 
 from baton.protos import worker_pb2 as pb
-from tests.services.worker.router import DECODE, PREFILL, StructuredOutputsParams, connected, prompt, request
+from tests.services.worker.router import DECODE, PREFILL, prompt, request
 
 SCHEMA = json.dumps(
     {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},
@@ -35,62 +37,56 @@ KINDS = {
 }
 
 
-def params(kind, vocabulary=512):
+def params(kind):
     """Return new parameters, because a request modifies its own."""
-    found = dict(KINDS[kind])
-    if "structured_outputs" in found:
-        given = found["structured_outputs"]
-        found["structured_outputs"] = StructuredOutputsParams(regex=given.regex, json=given.json)
-    return found
+    return copy.deepcopy(KINDS[kind])
 
 
-async def uninterrupted(worker, name, tokens, kind):
-    async with connected(worker.address) as stream:
-        return await stream.run(request(name, tokens, **params(kind)), DECODE)
+async def uninterrupted(target, name, tokens, kind):
+    return await target.run(request(name, tokens, **params(kind)), DECODE)
 
 
 def same(whole, first, rest):
     assert rest.failed is None
     assert whole.tokens[first:] == rest.tokens
     assert (whole.finish, whole.stop_reason) == (rest.finish, rest.stop_reason)
-    assert len(whole.logprobs[first:]) == len(rest.logprobs)
     for ours, theirs in zip(whole.logprobs[first:], rest.logprobs, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_request_resumes_after_n_tokens(mixed, kind):
+async def test_a_request_resumes_after_n_tokens(target, kind):
     tokens = prompt(70, seed=list(KINDS).index(kind))
-    whole = await uninterrupted(mixed, f"whole {kind}", tokens, kind)
+    whole = await uninterrupted(target, f"whole {kind}", tokens, kind)
     assert len(whole.tokens) > 7, "too short to interrupt"
-    async with connected(mixed.address) as stream:
-        for n in (1, 2, 7):
-            name = f"after {n} {kind}"
-            rest = await stream.run(request(name, tokens, **params(kind)), DECODE, written=whole.tokens[:n])
-            same(whole, n, rest)
-            assert rest.prompt_logprobs == 0
+    for n in (1, 2, 7):
+        core = request(f"after {n} {kind}", tokens, **params(kind))
+        await target.start(core, DECODE, written=whole.tokens[:n])
+    for n in (1, 2, 7):
+        rest = await target.end(f"after {n} {kind}")
+        same(whole, n, rest)
+        assert rest.prompt_logprobs == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_request_continues_after_a_handoff(prefill, mixed, kind):
+async def test_a_request_continues_after_a_handoff(source, target, kind):
     tokens = prompt(300, seed=100 + list(KINDS).index(kind))  # computed in two steps of 256 tokens
     name = f"handed over {kind}"
     core = request(name, tokens, **params(kind))
-    async with connected(prefill.address) as source, connected(mixed.address) as target:
-        begun = await source.prefill(core)
-        assert (len(begun.tokens), begun.finish) == (1, None)
-        assert begun.prompt_logprobs == (299 if kind == "prompt_logprobs" else 0)
-        rest = await target.run(core, DECODE, source=source.source(core))
-    whole = await uninterrupted(mixed, f"aggregated {kind}", tokens, kind)
+    begun = await source.prefill(core)
+    assert (len(begun.tokens), begun.finish) == (1, None)
+    assert begun.prompt_logprobs == (299 if kind == "prompt_logprobs" else 0)
+    rest = await target.run(core, DECODE, source=source.source(core))
+    whole = await uninterrupted(target, f"aggregated {kind}", tokens, kind)
     assert begun.tokens == whole.tokens[:1]
     same(whole, 1, rest)
     assert rest.admitted.blocks_pulled == 10
     assert rest.prompt_logprobs == 0
 
 
-async def test_bad_words_across_the_boundary(mixed):
+async def test_bad_words_across_the_boundary(target):
     tokens = prompt(60, seed=60)
-    free = await uninterrupted(mixed, "free", tokens, "greedy")
+    free = await uninterrupted(target, "free", tokens, "greedy")
     banned = [free.tokens[n : n + 2] for n in (0, 1, 6)]
 
     def core(name):
@@ -98,32 +94,27 @@ async def test_bad_words_across_the_boundary(mixed):
         made.sampling_params._bad_words_token_ids = banned  # the front end's tokenizer does this
         return made
 
-    async with connected(mixed.address) as stream:
-        whole = await stream.run(core("banned"), DECODE)
-        assert whole.tokens[0] == free.tokens[0]
-        assert whole.tokens[1] != free.tokens[1]
-        for n in (1, 2, 7):
-            same(whole, n, await stream.run(core(f"banned after {n}"), DECODE, written=whole.tokens[:n]))
+    whole = await target.run(core("banned"), DECODE)
+    assert whole.tokens[0] == free.tokens[0]
+    assert whole.tokens[1] != free.tokens[1]
+    for n in (1, 2, 7):
+        same(whole, n, await target.run(core(f"banned after {n}"), DECODE, written=whole.tokens[:n]))
 
 
-async def test_a_second_prefill_includes_earlier_output(prefill, mixed):
+async def test_a_second_prefill_includes_earlier_output(source, target):
     tokens = prompt(90, seed=50)
-    whole = await uninterrupted(mixed, "never lost", tokens, "seed and penalties")
+    whole = await uninterrupted(target, "never lost", tokens, "seed and penalties")
     core = request("lost its decode worker", tokens, **params("seed and penalties"))
-    async with connected(prefill.address) as source, connected(mixed.address) as target:
-        begun = await source.run(core, PREFILL, epoch=3, written=whole.tokens[:5])
-        assert begun.tokens == whole.tokens[5:6]
-        assert begun.saved is not None
-        rest = await target.run(
-            core, DECODE, epoch=3, written=whole.tokens[:5], source=source.source(core, 5)
-        )
+    begun = await source.run(core, PREFILL, epoch=3, written=whole.tokens[:5])
+    assert begun.tokens == whole.tokens[5:6]
+    assert begun.saved is not None
+    rest = await target.run(core, DECODE, epoch=3, written=whole.tokens[:5], source=source.source(core, 5))
     same(whole, 6, rest)
 
 
-async def test_output_that_a_grammar_rejects_fails_only_its_request(mixed):
+async def test_output_that_a_grammar_rejects_fails_only_its_request(target):
     core = request("rejected", prompt(40), structured_outputs=StructuredOutputsParams(regex="[a-z]{20}"))
-    async with connected(mixed.address) as stream:
-        got = await stream.run(core, DECODE, written=[ord("7")])
-        assert got.failed.code == pb.Failed.CODE_INVALID  # so it is not tried elsewhere
-        fine = await stream.run(request("beside it", prompt(40), max_tokens=3), DECODE)
+    got = await target.run(core, DECODE, written=[ord("7")])
+    assert got.failed.code == pb.Failed.CODE_INVALID  # so it is not tried elsewhere
+    fine = await target.run(request("beside it", prompt(40), max_tokens=3), DECODE)
     assert len(fine.tokens) == 3

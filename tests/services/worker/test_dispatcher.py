@@ -89,14 +89,6 @@ async def test_an_engine_that_still_holds_a_load_is_no_final_refusal(worker):
     assert worker.dispatcher.requests == 0
 
 
-async def test_a_decode_is_in_the_engine_before_its_prompt_is_complete(worker):
-    worker.start(with_kv(start("a")))
-    assert worker.engine.submitted == ["a#1"]
-    worker.incoming("a").on_begun(Manifest(request_id="a#1", epoch=1))
-    worker.incoming("a").on_complete(complete(7))
-    assert (worker.engine.begun, worker.engine.resumed) == (["a#1"], ["a#1"])
-
-
 async def test_a_request_that_needs_its_first_token_waits_for_it(worker):
     worker.start(with_kv(start("a", **GRAMMAR)))
     worker.incoming("a").on_begun(Manifest(request_id="a#1", epoch=1))
@@ -135,7 +127,7 @@ async def test_a_request_that_waits_for_its_kv_is_no_suspect_when_the_engine_fai
         worker.start(start(name) if name == "runs" else with_kv(start(name)))
     worker.incoming("loaded").on_complete(complete(7))
     worker.dispatcher.on_failure(RuntimeError("CUDA error"))
-    assert {one.request_id: one.code for one in worker.failed()} == {
+    assert worker.codes() == {
         "runs": Failed.CODE_ENGINE,
         "loaded": Failed.CODE_ENGINE,
         "waits": Failed.CODE_DRAINING,
@@ -182,9 +174,8 @@ async def test_a_renewal_that_fails_leaves_time_for_another(worker, monkeypatch)
 
 
 def with_logprobs(name, entries):
-    rows = LogprobsTensors(
-        torch.zeros(entries, 1, dtype=torch.int32), torch.zeros(entries, 1), torch.zeros(entries)
-    )
+    zeros = torch.zeros(entries, 1)
+    rows = LogprobsTensors(zeros.int(), zeros, torch.zeros(entries))
     return output(name, new_prompt_logprobs_tensors=rows)
 
 

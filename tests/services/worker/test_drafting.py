@@ -30,9 +30,8 @@ def labelled(worker, name):
 def described(worker):
     """Return the worker's last report of its drafts."""
     with grpc.insecure_channel(worker.scheduler) as channel:
-        answer = scheduler_pb2_grpc.SchedulerStub(channel).Describe(
-            scheduler_pb2.DescribeRequest(), timeout=5
-        )
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        answer = stub.Describe(scheduler_pb2.DescribeRequest(), timeout=5)
     return next(one.load.drafting for one in answer.workers if one.identity.worker_id == worker.name)
 
 
@@ -63,21 +62,18 @@ async def test_metrics_equal_the_sums_over_requests(drafting):
     assert drafting.figure("baton_worker_drafted_tokens_total") == drafted
     assert drafting.figure("baton_worker_accepted_tokens_total") == accepted
     by_position = labelled(drafting, "baton_worker_accepted_tokens_by_position_total")
-    assert by_position == {
-        f'{{method="ngram",position="{position}",source="match"}}': float(count)
-        for position, count in enumerate(accepted_at)
-    }
+    position = '{{method="ngram",position="{}",source="match"}}'.format
+    assert by_position == {position(at): float(count) for at, count in enumerate(accepted_at)}
     first = labelled(drafting, "baton_worker_drafted_tokens_by_position_total")
-    assert first['{method="ngram",position="0",source="match"}'] == drafts
+    assert first[position(0)] == drafts
 
     eventually(lambda: described(drafting).drafts == drafts, 5, "the scheduler hears of the drafts")
     report = described(drafting)
     assert report.draft_length == 3
     assert report.first_acceptance == pytest.approx(accepted_at[0] / drafts)
-    assert report.mean_accepted_length == pytest.approx(1 + accepted / drafts)
-    assert labelled(drafting, "baton_worker_mean_accepted_length") == {
-        '{method="ngram"}': pytest.approx(1 + accepted / drafts)
-    }
+    mean = pytest.approx(1 + accepted / drafts)
+    assert report.mean_accepted_length == mean
+    assert labelled(drafting, "baton_worker_mean_accepted_length") == {'{method="ngram"}': mean}
     assert labelled(drafting, "baton_worker_acceptance_alarm") == {'{method="ngram"}': 0.0}
 
 
@@ -110,9 +106,8 @@ async def test_hello_names_the_method(drafting, mixed):
     assert (await hello(mixed.address)).identity.capacity.speculative_method == ""
 
 
-async def test_without_speculation_there_are_no_draft_metrics(mixed):
-    async with connected(mixed.address) as stream:
-        got = await stream.run(request("plain", prompt(20), max_tokens=4), DECODE)
+async def test_without_speculation_there_are_no_draft_metrics(mixed, target):
+    got = await target.run(request("plain", prompt(20), max_tokens=4), DECODE)
     assert got.drafts is None
     assert labelled(mixed, "baton_worker_drafts_total") == {}
     parts = labelled(mixed, "baton_worker_engine_step_phase_seconds_sum")

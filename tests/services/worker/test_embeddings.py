@@ -17,11 +17,12 @@ from baton.services.engine import wire
 from baton.services.engine.images import metadata_of
 from baton.services.roles import ENCODE
 from baton.services.worker import embeddings as module
+from baton.services.worker import outgoing
 from harness.fake_worker import until
 from tests.services.engine.test_images import feature, item
 from tests.services.worker.idle_worker import KEY, Engine, Worker
 from tests.services.worker.router import prompt, request
-from tests.services.worker.test_following import Site
+from tests.services.worker.test_following import serving
 
 FORM = Form("abc", 8, "float32")
 ROWS = 4
@@ -41,12 +42,9 @@ async def encoder(monkeypatch):
         shelf.row_bytes = FORM.row_bytes
         engine = Engine()
         engine.shelf = shelf
-        site = Site(engine, images=True, image_tokens=ROWS)
-        site.dispatcher.become(ENCODE)
-        await site.server.start()
-        yield site
-        await site.server.stop(None)
-        await site.dispatcher.close()
+        async with serving(engine, images=True, image_tokens=ROWS) as site:
+            site.dispatcher.become(ENCODE)
+            yield site
 
 
 @pytest.fixture
@@ -88,6 +86,18 @@ def put(site, image, seed=1):
     return made
 
 
+def kept(site, name, image=A):
+    """Start an encode whose embeddings are on the shelf."""
+    put(site, image)
+    site.start(encoding(name, image))
+
+
+def begun(site, name, image=A):
+    """Start an encode that the engine must compute."""
+    sent(site, image)
+    site.start(encoding(name, image))
+
+
 def computed(site, name, image, seed=1):
     """Have the engine compute an image, as its connector and its step report it."""
     made = put(site, image, seed)
@@ -101,11 +111,6 @@ def end(name):
 
 def told(worker):
     return [(one.request_id, one.problem) for reply in worker.replies() for one in reply.saved]
-
-
-async def failed(worker):
-    one = await worker.failure()
-    return one.code, one.message
 
 
 async def missing(worker):
@@ -122,8 +127,7 @@ async def entered(worker, name):
 async def test_a_prompt_enters_once_all_its_embeddings_are_here(encoder, prompts):
     prompts.start(asking(encoder, "p", {A: "one", B: "two"}))
     for name, one in (("one", A), ("two", B)):
-        sent(encoder, one)
-        encoder.start(encoding(name, one))
+        begun(encoder, name, one)
     assert [is_whole(one) for one in encoder.engine.requests["one#1"].mm_features] == [True]
     first = computed(encoder, "one", A)
     assert told(encoder) == [("one", "")]
@@ -138,19 +142,17 @@ async def test_a_prompt_enters_once_all_its_embeddings_are_here(encoder, prompts
 
 
 async def test_an_image_on_the_shelf_is_not_computed(encoder, prompts):
-    put(encoder, A)
-    encoder.start(encoding("one"))
+    kept(encoder, "one")
     assert told(encoder) == [("one", "")]
     assert (encoder.engine.submitted, encoder.dispatcher.requests) == ([], 0)
-    kept = encoder.dispatcher.encodes.kept()
-    assert (kept.images, kept.computed, kept.found) == (1, 0, 1)
+    shelf = encoder.dispatcher.encodes.kept()
+    assert (shelf.images, shelf.computed, shelf.found) == (1, 0, 1)
     prompts.start(asking(encoder, "p", {A: "one"}, PHASE_PREFILL))
     await entered(prompts, "p")
 
 
 async def test_embeddings_beside_an_image_that_was_sent(encoder, prompts):
-    put(encoder, A)
-    encoder.start(encoding("one"))
+    kept(encoder, "one")
     sent(prompts, B)
     prompts.start(asking(encoder, "p", {A: "one", B: ""}))
     prompts.start(asking(encoder, "next", {B: ""}))  # the waiting request keeps its images
@@ -171,22 +173,20 @@ async def test_an_image_that_nobody_sent(encoder, prompts):
 async def test_a_full_shelf(encoder, prompts):
     most = encoder.engine.shelf.size()[2] // FORM.row_bytes - 1
     data = np.zeros(most * FORM.row_bytes, np.uint8)
-    sent(encoder, A)
-    encoder.start(encoding("one"))
+    begun(encoder, "one")
     encoder.engine.shelf.put(B, Embeddings(data, most, FORM.width, FORM.dtype))
     encoder.step(end("one"))
     [(name, problem)] = told(encoder)
     assert (name, "StagingFull" in problem) == ("one", True)
-    sent(encoder, A)
-    encoder.start(encoding("two"))
-    assert (await failed(encoder))[0] == Failed.CODE_FULL
+    begun(encoder, "two")
+    assert (await encoder.failure()).code == Failed.CODE_FULL
     prompts.start(asking(encoder, "p", {A: "one"}))
-    assert (await failed(prompts))[0] == Failed.CODE_MEDIA
+    assert (await prompts.failure()).code == Failed.CODE_MEDIA
 
 
-async def test_the_router_is_told_which_image_is_missing(encoder, prompts):
-    put(encoder, B)
-    encoder.start(encoding("two", B))
+async def test_the_router_is_told_which_image_is_missing(encoder, prompts, monkeypatch):
+    monkeypatch.setattr(outgoing, "WAIT_S", 0.05)
+    kept(encoder, "two", B)
     prompts.start(asking(encoder, "p", {A: "none", B: "two"}))
     assert await missing(prompts) == [A]
     prompts.start(asking(encoder, "q", {A: "", B: "two"}))
@@ -197,8 +197,7 @@ async def test_requests_wait_for_room_for_embeddings(encoder, prompts, monkeypat
     room = prompts.dispatcher._entrance._embeddings.room
     room.fit(2 * ROWS * FORM.row_bytes)
     for name, image in (("one", A), ("two", B)):
-        put(encoder, image)
-        encoder.start(encoding(name, image))
+        kept(encoder, name, image)
     for name, images in (("p", {A: "one"}), ("q", {A: "one", B: "two"}), ("r", {B: "two"})):
         prompts.start(asking(encoder, name, images))
     await entered(prompts, "p")
@@ -218,8 +217,7 @@ async def test_requests_wait_for_room_for_embeddings(encoder, prompts, monkeypat
 
 @pytest.mark.parametrize("loss", ["abort", "stream", "later attempt"])
 async def test_a_prompt_does_not_wait_for_an_encode_that_has_ended(encoder, prompts, loss):
-    sent(encoder, A)
-    encoder.start(encoding("one"))
+    begun(encoder, "one")
     prompts.start(asking(encoder, "p", {A: "one"}))
     await until(lambda: encoder.dispatcher.outgoing.followers == 1, "it follows")
     if loss == "abort":
@@ -234,28 +232,24 @@ async def test_a_prompt_does_not_wait_for_an_encode_that_has_ended(encoder, prom
 
 async def test_a_late_encode(encoder, prompts, monkeypatch):
     monkeypatch.setattr(module, "WAIT_S", 0.1)
-    sent(encoder, A)
-    encoder.start(encoding("one"))
+    begun(encoder, "one")
     prompts.start(asking(encoder, "p", {A: "one"}))
-    code, message = await failed(prompts)
-    assert (code, "SourceTimeout" in message or "in time" in message) == (Failed.CODE_MEDIA, True)
+    await prompts.fails(Failed.CODE_MEDIA, "in time")
     assert prompts.count("embeddings_load_failed", error="SourceTimeout") == 1
 
 
 async def test_too_many_embeddings(encoder, prompts, monkeypatch):
     monkeypatch.setattr(module, "MOST_EMBEDDING_BYTES", ROWS * FORM.row_bytes)
     for image in (A, B):
-        put(encoder, image)
-        encoder.start(encoding(image[:3], image))
+        kept(encoder, image[:3], image)
     prompts.start(asking(encoder, "p", {A: "aaa", B: "bbb"}))
-    assert (await failed(prompts))[0] == Failed.CODE_MEDIA
+    assert (await prompts.failure()).code == Failed.CODE_MEDIA
     prompts.start(asking(encoder, "q", {A: "aaa"}))
     await entered(prompts, "q")
 
 
 async def test_a_waiting_prompt_is_aborted(encoder, prompts):
-    sent(encoder, A)
-    encoder.start(encoding("one"))
+    begun(encoder, "one")
     prompts.start(asking(encoder, "p", {A: "one"}))
     await until(lambda: encoder.dispatcher.outgoing.followers == 1, "it follows")
     prompts.dispatcher.abort(["p"])
@@ -274,7 +268,7 @@ async def test_what_makes_no_sense_is_refused(encoder, prompts):
     decoded.source.CopyFrom(decoded.encoded[0].source)
     for start in (stranger, twice, saved, decoded, encoding("encode")):
         prompts.start(start)
-        assert (await failed(prompts))[0] == Failed.CODE_INVALID
+        assert (await prompts.failure()).code == Failed.CODE_INVALID
     text = encoding("text")
     text.engine_request = wire.encode_request(request("text", prompt(ROWS)))
     longer = encoding("longer")
@@ -283,12 +277,11 @@ async def test_what_makes_no_sense_is_refused(encoder, prompts):
     longer.engine_request = wire.encode_request(core)
     for start in (text, longer, asking(encoder, "p", {A: ""}), asking(encoder, "p", {A: ""}, PHASE_PREFILL)):
         encoder.start(start)
-        assert (await failed(encoder))[0] == Failed.CODE_INVALID
+        assert (await encoder.failure()).code == Failed.CODE_INVALID
 
 
 async def test_a_wrong_key(encoder, prompts):
-    put(encoder, A)
-    encoder.start(encoding("one"))
+    kept(encoder, "one")
     start = asking(encoder, "p", {A: "one"})
     start.encoded[0].source.key = b"sixteen others ."
     prompts.start(start)

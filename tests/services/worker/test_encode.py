@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, replace
 
 import pytest
+from vllm.v1.engine import FinishReason
 
 from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc
@@ -23,7 +24,7 @@ from harness.architectures.registry import VISIONS
 from harness.seeing import prepared
 from harness.support import eventually
 from harness.workers import fleet
-from tests.services.worker.router import KEY, FinishReason, Stream, connected, request
+from tests.services.worker.router import KEY, Stream, connected, request
 
 MODEL = VISIONS["qwen2.5-vl"]
 A, B, C = 1, 2, 3

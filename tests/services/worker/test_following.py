@@ -51,8 +51,8 @@ class Site(Worker):
 
 
 @asynccontextmanager
-async def serving():
-    site = Site()
+async def serving(engine=None, **sizes):
+    site = Site(engine, **sizes)
     await site.server.start()
     try:
         yield site

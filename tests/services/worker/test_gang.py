@@ -11,12 +11,8 @@ from baton.services.worker.gang import LOOPBACK, _facts, gang_of, is_limb, own_h
 
 
 def settings(size, gang, rank, **engine):
-    return load(
-        {
-            "engine": {"data_parallel_size": size} | engine,
-            "worker": {"gang": f"{gang}/{rank}" if gang else ""},
-        }
-    )
+    worker = {"gang": f"{gang}/{rank}" if gang else ""}
+    return load({"engine": {"data_parallel_size": size} | engine, "worker": worker})
 
 
 def test_its_place():
@@ -43,12 +39,7 @@ def test_members_on_several_machines(size, nodes, ranks):
     ("size", "gang", "rank", "why"),
     [
         (1, "decode-0", 0, r"^worker\.gang \(value 'decode-0/0'\): engine\.data_parallel_size is 1"),
-        (
-            2,
-            "",
-            0,
-            r"^engine\.data_parallel_size is 2, and this worker has no gang: set worker\.gang",
-        ),
+        (2, "", 0, r"^engine\.data_parallel_size is 2, and this worker has no gang: set worker\.gang"),
         (2, "decode-0", 2, r"^worker\.gang \(value 'decode-0/2'\): .* ranks are 0 to 1"),
     ],
 )

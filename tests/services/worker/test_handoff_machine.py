@@ -8,7 +8,6 @@ attempt that its router did not drop has been answered once, and each save was p
 
 import asyncio
 from collections import Counter
-from typing import TypeVar
 from unittest.mock import AsyncMock
 
 import grpc
@@ -121,9 +120,6 @@ def _error(code, details):
     return grpc.aio.AioRpcError(code, nothing, nothing, details=details)
 
 
-T = TypeVar("T")
-
-
 def pick(which, found):
     return found[which % len(found)] if found else None
 
@@ -217,9 +213,8 @@ class Handoffs(RuleBasedStateMachine):
         save = kind == "beginning"
         prefill = start(name, epoch, PHASE_SAVE if save else PHASE_PREFILL)
         prefill.prefix_tokens = 10 if save else 0
-        decode = start(
-            name, epoch, PHASE_PREFILL if save else PHASE_DECODE, **(GRAMMAR if kind == "grammar" else {})
-        )
+        sampling = GRAMMAR if kind == "grammar" else {}
+        decode = start(name, epoch, PHASE_PREFILL if save else PHASE_DECODE, **sampling)
         if kind != "no source":
             key = b"sixteen others ." if kind == "wrong key" else KEY
             with_kv(decode, address="p:1", key=key)
@@ -393,9 +388,5 @@ def test_handoffs_hold_nothing_and_do_nothing_twice(monkeypatch):
         monkeypatch.setattr(module, "time", None)  # set by each machine, restored afterwards
     for name, value in (("GRACE_S", 0.0), ("TURN_S", 60.0), ("LINGER_S", 0.0), ("LEAST_REST_S", 0.001)):
         monkeypatch.setattr(engine_gate, name, value)
-    run_state_machine_as_test(
-        Handoffs,
-        settings=settings(
-            max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    often = settings(max_examples=30, stateful_step_count=30, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(Handoffs, settings=often)

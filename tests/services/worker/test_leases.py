@@ -2,12 +2,12 @@
 
 import asyncio
 
+from harness import breaking
 from harness.support import eventually
-from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
+from tests.services.worker.router import DECODE, PINNED, PREFILL, connected, prompt, request
 
 LEASE_S = 1.5  # renewed every 0.5 s, so one renewal may be late on a busy machine
 SEQS = 2
-PINNED = "baton_worker_handoffs_pinned"
 
 
 async def test_handoffs_wait_longer_than_their_lease(workers):
@@ -16,10 +16,11 @@ async def test_handoffs_wait_longer_than_their_lease(workers):
     shorter = {f"{module}:PLACEMENT_LEASE": LEASE_S / 2 / 5.0}  # in leases of 5 s
     prefill = workers.start("prefill", constants=shorter)
     room = {f"{module}:MAX_QUEUE_FACTOR": 3.0}
-    decode = workers.started("decode", constants=room, engine={"max_num_seqs": SEQS})
+    decode = workers.started("decode", constants=room, engine=breaking.ENGINE | {"max_num_seqs": SEQS})
     eventually(prefill.serving, 60, "the prefill worker serves")
-    cores = [request(f"queued {n}", prompt(70, seed=500 + n), max_tokens=200) for n in range(2 * SEQS)]
-    before = [request(f"before {n}", prompt(20, seed=520 + n), max_tokens=3900) for n in range(SEQS)]
+    cores = [request(f"queued {n}", prompt(70, seed=500 + n), max_tokens=10) for n in range(2 * SEQS)]
+    long = {"max_tokens": 3900, "extra_args": breaking.SLOW}
+    before = [request(f"before {n}", prompt(20, seed=520 + n), **long) for n in range(SEQS)]
     unwanted = request("unwanted", prompt(70, seed=510))
     loop = asyncio.get_running_loop()
     async with connected(prefill.address) as source, connected(decode.address) as target:
@@ -41,7 +42,7 @@ async def test_handoffs_wait_longer_than_their_lease(workers):
         await target.abort(*(core.request_id for core in before))
         rests = [await target.end(core.request_id) for core in cores]
         assert [str(rest.failed) for rest in rests if rest.failed is not None] == []
-        assert all(len(one.tokens + rest.tokens) == 200 for one, rest in zip(begun, rests, strict=True))
+        assert all(len(one.tokens + rest.tokens) == 10 for one, rest in zip(begun, rests, strict=True))
         assert prefill.figure(PINNED) == 1  # its router has not released it
         await source.abort(unwanted.request_id)
         eventually(lambda: prefill.figure(PINNED) == 0, 10, "the aborted one is released")

@@ -44,6 +44,12 @@ class Site:
         request = FollowRequest(request_id=name, epoch=epoch, key=key)
         return self._calls.enter_context(self.outgoing.follower(request))
 
+    def refusal(self, name="a", **how):
+        """Follow, which must be refused; return the status."""
+        with pytest.raises(NotFollowedError) as caught:
+            self.follow(name, **how)
+        return caught.value.code
+
     @staticmethod
     def manifest(name, epoch, lease_s=60.0):
         return Manifest(request_id=f"{name}#{epoch}", epoch=epoch, lease_s=lease_s)
@@ -80,26 +86,26 @@ async def test_a_follower_may_call_at_any_time(site, comes):
     assert site.released == []
 
 
-@pytest.mark.parametrize("how", ["over", "released", "stream", "later attempt", "pulled"])
+ENDS = {
+    "over": lambda outgoing: outgoing.over("a", 1),
+    "released": lambda outgoing: outgoing.release("a"),
+    "stream": lambda outgoing: outgoing.release_of_session(1),
+    "later attempt": lambda outgoing: outgoing.supersede("a", 2),
+}
+
+
+@pytest.mark.parametrize("how", [*ENDS, "pulled"])
 async def test_the_end_of_a_handoff_is_reported_before_and_after_it(site, how):
     site.begin()
     site.begun()
     before = site.follow()
     assert (await said(before)).HasField("begun")
-    match how:
-        case "over":
-            site.outgoing.over("a", 1)
-        case "released":
-            site.outgoing.release("a")
-        case "stream":
-            site.outgoing.release_of_session(1)
-        case "later attempt":
-            site.outgoing.supersede("a", 2)
-        case "pulled":
-            site.complete()
-            assert (await said(before)).HasField("complete")
-            site.outgoing.renewed(site.outgoing.to_renew(), set(), 0.0)
-    if how != "pulled":
+    if how == "pulled":
+        site.complete()
+        assert (await said(before)).HasField("complete")
+        site.outgoing.renewed(site.outgoing.to_renew(), set(), 0.0)
+    else:
+        ENDS[how](site.outgoing)
         assert (await said(before)).HasField("problem")
         assert len(site.released) == 1
     after = await said(site.follow())
@@ -124,13 +130,9 @@ async def test_a_follower_needs_the_attempts_key(site):
     site.begin()
     assert await refused(early) == grpc.StatusCode.PERMISSION_DENIED
     for key in (OTHER, KEY[:-1], b""):
-        with pytest.raises(NotFollowedError) as caught:
-            site.follow(key=key)
-        assert caught.value.code == grpc.StatusCode.PERMISSION_DENIED
+        assert site.refusal(key=key) == grpc.StatusCode.PERMISSION_DENIED
     site.begin("keyless", key=b"")
-    with pytest.raises(NotFollowedError) as caught:
-        site.follow("keyless", key=b"")
-    assert caught.value.code == grpc.StatusCode.PERMISSION_DENIED
+    assert site.refusal("keyless", key=b"") == grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_of_two_early_followers_the_one_with_the_key_stays(site):
@@ -156,9 +158,7 @@ async def test_a_follower_times_out_without_its_attempt(site, monkeypatch):
         assert await refused(follower) == grpc.StatusCode.NOT_FOUND
     assert site.outgoing.followers == 0
     site.begin()
-    with pytest.raises(NotFollowedError) as caught:  # an earlier attempt
-        site.follow(epoch=0)
-    assert caught.value.code == grpc.StatusCode.NOT_FOUND
+    assert site.refusal(epoch=0) == grpc.StatusCode.NOT_FOUND  # an earlier attempt
 
 
 async def test_a_refused_follower_does_not_follow_an_attempt_that_arrives_then(site, monkeypatch):
@@ -175,12 +175,9 @@ async def test_a_refused_follower_does_not_follow_an_attempt_that_arrives_then(s
 async def test_the_number_of_waiting_followers_is_limited(site, monkeypatch):
     monkeypatch.setattr(module, "MAX_WAITING", 3)
     with ExitStack() as calls:
-        waiting = [FollowRequest(request_id=name, epoch=1, key=KEY) for name in "abc"]
-        for request in waiting:
-            calls.enter_context(site.outgoing.follower(request))
-        with pytest.raises(NotFollowedError) as caught:
-            site.follow("d")
-        assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        for name in "abc":
+            calls.enter_context(site.outgoing.follower(FollowRequest(request_id=name, epoch=1, key=KEY)))
+        assert site.refusal("d") == grpc.StatusCode.RESOURCE_EXHAUSTED
         site.begin("a")
         site.follow("d")
     assert site.outgoing.followers == 1
@@ -235,8 +232,8 @@ def names(site):
 async def test_held_handoffs_are_renewed_and_others_end(site):
     for name in ("pulled", "held", "replaced"):
         site.keep(name, lease_s=0.5 * PATIENCE)
+    assert names(site) == ["pulled#1", "held#1", "replaced#1"]
     asked = site.outgoing.to_renew()
-    assert [one.request_id for one in asked] == ["pulled#1", "held#1", "replaced#1"]
     site.keep("replaced", epoch=2)
     site.keep("since")
     site.outgoing.renewed(asked, {("held#1", 1)}, at_s=asyncio.get_running_loop().time() + 100)

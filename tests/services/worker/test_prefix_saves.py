@@ -1,12 +1,14 @@
-"""A chat's KV on one worker is used for its next turn on another."""
+"""A chat's KV on one worker is used for its next turn on another.
+
+`target` decodes the first turn, and `source` prefills the second one.
+"""
 
 import pytest
 
 from baton.attempts import prefix_id
 from baton.protos import worker_pb2 as pb
 from harness.support import eventually
-from tests.services.worker.router import DECODE, PREFILL, SAVE, connected, kept, prompt, request
-from tests.services.worker.test_phases import nothing_pinned
+from tests.services.worker.router import DECODE, PREFILL, SAVE, kept, nothing_pinned, prompt, request
 
 BLOCK = 32
 ANSWER = 40
@@ -28,82 +30,71 @@ async def save(stream, core, held):
     return stream.source(core, name=name, tokens=held + 1)
 
 
-async def test_the_next_turn_computes_only_its_own_tokens(prefill, mixed):
-    async with connected(prefill.address) as reader, connected(mixed.address) as writer:
-        core, held = await chat(writer, "turn: chat", 700)
-        source = await save(writer, core, held)
-        complete = await kept(source)
-        assert (complete.manifest.num_tokens, list(complete.token_ids)) == (held + 1, [])
-        begun = await reader.run(core, PREFILL, source=source)
-        assert begun.admitted.tokens == held + 1  # the last block is not full
-        assert begun.admitted.blocks_pulled == held // BLOCK + 1
-        assert begun.saved is not None
-        rest = await writer.run(core, DECODE, source=reader.source(core))
-        core.request_id = "turn: the same, alone"
-        whole = await writer.run(core, DECODE)
-    assert begun.tokens + rest.tokens == whole.tokens
+async def test_the_next_turn_computes_only_its_own_tokens(prefill, mixed, source, target):
+    core, held = await chat(target, "turn: chat", 700)
+    beginning = await save(target, core, held)
+    complete = await kept(beginning)
+    assert (complete.manifest.num_tokens, list(complete.token_ids)) == (held + 1, [])
+    begun = await source.run(core, PREFILL, source=beginning)
+    assert begun.admitted.tokens == held + 1  # the last block is not full
+    assert begun.admitted.blocks_pulled == held // BLOCK + 1
+    assert begun.saved is not None
+    rest = await target.run(core, DECODE, source=source.source(core))
+    assert begun.tokens + rest.tokens == await target.alone(core)
     nothing_pinned(mixed)  # released when it was pulled
     nothing_pinned(prefill)
 
 
-async def test_a_beginning_that_is_not_cached_is_refused_and_not_computed(mixed):
+async def test_a_beginning_that_is_not_cached_is_refused_and_not_computed(mixed, target):
     core = request("turn: never seen", prompt(300, seed=710))
-    async with connected(mixed.address) as stream:
-        got = await stream.run(core, SAVE, prefix_tokens=257, name=prefix_id("turn: never seen"))
-        assert got.failed.code == pb.Failed.CODE_HANDOFF
-        assert "lacks 257 of 257 tokens" in got.failed.message
-        assert not got.tokens
-        # It is not in the prefix cache afterwards either.
-        again = await stream.run(core, SAVE, prefix_tokens=257, name=prefix_id("turn: never seen"), epoch=2)
-        assert "lacks 257 of 257 tokens" in again.failed.message
+    got = await target.run(core, SAVE, prefix_tokens=257, name=prefix_id("turn: never seen"))
+    assert "lacks 257 of 257 tokens" in got.failure(pb.Failed.CODE_HANDOFF)
+    assert not got.tokens
+    # It is not in the prefix cache afterwards either.
+    again = await target.run(core, SAVE, prefix_tokens=257, name=prefix_id("turn: never seen"), epoch=2)
+    assert "lacks 257 of 257 tokens" in again.failure(pb.Failed.CODE_HANDOFF)
     eventually(lambda: mixed.figure("baton_worker_requests_waiting") == 0, 10, "it has ended")
     nothing_pinned(mixed)
 
 
-async def test_kv_of_another_tenant_is_not_handed_over(mixed):
-    async with connected(mixed.address) as stream:
-        core, held = await chat(stream, "turn: salted", 720)
-        core.cache_salt = "another tenant"
-        got = await stream.run(core, SAVE, prefix_tokens=held + 1, name=prefix_id("turn: salted"))
+async def test_kv_of_another_tenant_is_not_handed_over(target):
+    core, held = await chat(target, "turn: salted", 720)
+    core.cache_salt = "another tenant"
+    got = await target.run(core, SAVE, prefix_tokens=held + 1, name=prefix_id("turn: salted"))
     assert got.failed.code == pb.Failed.CODE_HANDOFF
 
 
-async def test_a_beginning_is_shorter_than_its_prompt(mixed):
+async def test_a_beginning_is_shorter_than_its_prompt(target):
     core = request("no beginning", prompt(64, seed=730))
-    async with connected(mixed.address) as stream:
-        for tokens in (0, 64, 65):
-            got = await stream.run(core, SAVE, prefix_tokens=tokens, name=f"no beginning {tokens}")
-            assert got.failed.code == pb.Failed.CODE_INVALID
+    for tokens in (0, 64, 65):
+        got = await target.run(core, SAVE, prefix_tokens=tokens, name=f"no beginning {tokens}")
+        assert got.failed.code == pb.Failed.CODE_INVALID
 
 
-async def test_a_prompt_may_start_before_its_beginning_is_saved(prefill, mixed):
-    async with connected(prefill.address) as reader, connected(mixed.address) as writer:
-        core, held = await chat(writer, "turn: at once", 760)
-        name = prefix_id(core.request_id)
-        await reader.start(core, PREFILL, source=writer.source(core, name=name, tokens=held + 1))
-        await writer.start(core, SAVE, prefix_tokens=held + 1, name=name)
-        begun = await reader.end(core.request_id)
-        assert begun.admitted is not None, "it took longer than a second to save it"
-        assert begun.admitted.tokens == held + 1
-        await reader.abort(core.request_id)
+async def test_a_prompt_may_start_before_its_beginning_is_saved(prefill, mixed, source, target):
+    core, held = await chat(target, "turn: at once", 760)
+    name = prefix_id(core.request_id)
+    await source.start(core, PREFILL, source=target.source(core, name=name, tokens=held + 1))
+    await target.start(core, SAVE, prefix_tokens=held + 1, name=name)
+    begun = await source.end(core.request_id)
+    assert begun.admitted is not None, "it took longer than a second to save it"
+    assert begun.admitted.tokens == held + 1
+    await source.abort(core.request_id)
     nothing_pinned(mixed)
     nothing_pinned(prefill)
 
 
 @pytest.mark.parametrize("how", ["released", "never asked for"])
-async def test_a_beginning_that_does_not_arrive_is_computed(prefill, mixed, how):
-    async with connected(prefill.address) as reader, connected(mixed.address) as writer:
-        core, held = await chat(writer, f"turn: {how}", 740)
-        source = writer.source(core, name=prefix_id(core.request_id), tokens=held + 1)
-        if how == "released":
-            await save(writer, core, held)
-            await writer.abort(prefix_id(core.request_id))
-            nothing_pinned(mixed)
-        begun = await reader.run(core, PREFILL, source=source)
-        assert begun.admitted is None
-        assert begun.saved is not None, begun.failed
-        core.request_id = f"turn: {how}, alone"
-        whole = await writer.run(core, DECODE)
-        await reader.abort(f"turn: {how}")
-    assert begun.tokens == whole.tokens[:1]
+async def test_a_beginning_that_does_not_arrive_is_computed(prefill, mixed, source, target, how):
+    core, held = await chat(target, f"turn: {how}", 740)
+    beginning = target.source(core, name=prefix_id(core.request_id), tokens=held + 1)
+    if how == "released":
+        await save(target, core, held)
+        await target.abort(prefix_id(core.request_id))
+        nothing_pinned(mixed)
+    begun = await source.run(core, PREFILL, source=beginning)
+    assert begun.admitted is None
+    assert begun.saved is not None, begun.failed
+    await source.abort(core.request_id)
+    assert begun.tokens == (await target.alone(core))[:1]
     nothing_pinned(prefill)

@@ -5,7 +5,7 @@ from itertools import count
 from baton.scheduler.client import SchedulerClient
 from baton.services.router.vllm.block_hashes import PromptHasher
 from harness.scheduling import place, until
-from tests.services.worker.router import DECODE, connected, hello, prompt, request
+from tests.services.worker.router import DECODE, hello, prompt, request
 
 BLOCK = 32
 _numbers = count()
@@ -33,19 +33,16 @@ async def booked(client, worker, tokens, keys):
     return found
 
 
-async def test_cached_blocks_are_known_by_the_routers_keys(mixed):
+async def test_cached_blocks_are_known_by_the_routers_keys(mixed, target):
     tokens = prompt(5 * BLOCK + 7, seed=901)
-    async with (
-        SchedulerClient(mixed.scheduler, router_id="asks") as client,
-        connected(mixed.address) as stream,
-    ):
+    async with SchedulerClient(mixed.scheduler, router_id="asks") as client:
         told = await hello(mixed.address)
         hashing = told.identity.capacity.hashing
         assert (hashing.tokens, hashing.every, hashing.algorithm) == (BLOCK, 1, "sha256")
         hasher = PromptHasher(hashing)
         keys = hasher.keys(request("keys", tokens))
         assert await booked(client, mixed, len(tokens), keys) == len(tokens)
-        await stream.run(request("cached", tokens, max_tokens=1), DECODE)
+        await target.run(request("cached", tokens, max_tokens=1), DECODE)
 
         async def known():
             return await booked(client, mixed, len(tokens), keys) == 7

@@ -2,10 +2,14 @@
 
 import asyncio
 
+import pytest
+
 from baton.protos.worker_pb2 import Failed, RunReply
 from baton.services.worker import router_session as sessions
-from baton.services.worker.router_session import QUEUE_LIMIT, RouterSession
-from harness.support import PATIENCE
+from baton.services.worker.router_session import RouterSession
+from harness.scheduling import until
+
+QUEUED = 100
 
 
 class Sink:
@@ -13,7 +17,6 @@ class Sink:
 
     def __init__(self):
         self.open = asyncio.Event()
-        self.taken = asyncio.Event()
         self.got = []
         self.signs_of_life = 0
 
@@ -21,33 +24,39 @@ class Sink:
         await self.open.wait()
         self.got += [failed.request_id for failed in reply.failed]
         self.signs_of_life += reply == RunReply()
-        self.taken.set()
+
+
+@pytest.fixture
+async def sink():
+    return Sink()
+
+
+@pytest.fixture
+async def session(sink, monkeypatch):
+    """Yield a session that writes to the sink."""
+    monkeypatch.setattr(sessions, "QUEUE_LIMIT", QUEUED)
+    made = RouterSession(1, "peer")
+    writing = asyncio.create_task(made.write(sink))
+    yield made
+    writing.cancel()
 
 
 def reply(name):
     return RunReply(failed=[Failed(request_id=name)])
 
 
-async def test_replies_are_sent_in_order():
-    session, sink = RouterSession(1, "peer"), Sink()
+async def test_replies_are_sent_in_order(session, sink):
     sink.open.set()
-    writing = asyncio.create_task(session.write(sink))
-    names = [str(number) for number in range(100)]
+    names = [str(number) for number in range(QUEUED)]
     for name in names:
         session.send(reply(name))
     assert not session.flushed
-    async with asyncio.timeout(5 * PATIENCE):
-        while len(sink.got) < len(names):
-            sink.taken.clear()
-            await sink.taken.wait()
+    await until(lambda: len(sink.got) >= QUEUED)
     assert sink.got == names
-    writing.cancel()
 
 
-async def test_a_router_that_does_not_read_is_cut_off():
-    session, sink = RouterSession(1, "peer"), Sink()
-    writing = asyncio.create_task(session.write(sink))
-    for number in range(QUEUE_LIMIT):
+async def test_a_router_that_does_not_read_is_cut_off(session):
+    for number in range(QUEUED):
         session.send(reply(str(number)))
     assert not session.is_cut
     session.send(reply("one too many"))
@@ -55,43 +64,30 @@ async def test_a_router_that_does_not_read_is_cut_off():
     await asyncio.wait_for(session.wait_over(), 1)
     session.send(reply("ignored"))
     assert session.flushed  # a drain does not wait for it
-    writing.cancel()
 
 
-async def test_an_idle_stream_has_signs_of_life():
-    session, sink = RouterSession(1, "peer"), Sink()
+async def test_an_idle_stream_has_signs_of_life(session, sink):
     sink.open.set()
-    tasks = [asyncio.create_task(session.write(sink)), asyncio.create_task(session.stay_alive(0.01))]
-    async with asyncio.timeout(5 * PATIENCE):
-        while sink.signs_of_life < 3:
-            sink.taken.clear()
-            await sink.taken.wait()
-    for task in tasks:
-        task.cancel()
+    alive = asyncio.create_task(session.stay_alive(0.01))
+    await until(lambda: sink.signs_of_life >= 3)
+    alive.cancel()
 
 
-async def test_a_router_that_does_not_read_gets_no_signs_of_life():
-    session, sink = RouterSession(1, "peer"), Sink()
-    tasks = [asyncio.create_task(session.write(sink)), asyncio.create_task(session.stay_alive(0.001))]
+async def test_a_router_that_does_not_read_gets_no_signs_of_life(session):
     session.send(reply("stuck"))
-    for _ in range(QUEUE_LIMIT + 1):
+    alive = asyncio.create_task(session.stay_alive(0.001))
+    for _ in range(2 * QUEUED):
         await asyncio.sleep(0.001)
-        if session.is_cut:
-            break
     assert not session.is_cut
-    for task in tasks:
-        task.cancel()
+    alive.cancel()
 
 
-async def test_large_replies_cut_a_router_off_sooner(monkeypatch):
+async def test_large_replies_cut_a_router_off_sooner(session, monkeypatch):
     monkeypatch.setattr(sessions, "QUEUE_BYTES", 1000)
-    session, sink = RouterSession(1, "peer"), Sink()
     session.send(RunReply(engine_outputs=bytes(2000)))  # a single one may have any size
-    writing = asyncio.create_task(session.write(sink))
-    await asyncio.sleep(0)
+    await until(lambda: session._sending)
     session.send(RunReply(engine_outputs=bytes(600)))
     session.send(RunReply(engine_outputs=bytes(400)))
     assert not session.is_cut
     session.send(RunReply(engine_outputs=bytes(1)))
     assert session.is_cut
-    writing.cancel()

@@ -21,9 +21,8 @@ BLOCKS_OF_ALL = 2**26 // (4 * 32 * 2 * 64 * 4)
 
 
 def transformers_answers(prompts):
-    model = transformers.Gemma3ForCausalLM.from_pretrained(
-        GEMMA.target(GEMMA.checkpoint()), dtype=torch.float32
-    ).eval()
+    folder = GEMMA.target(GEMMA.checkpoint())
+    model = transformers.Gemma3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     for tokens in prompts:
         whole = model.generate(torch.tensor([tokens]), max_new_tokens=WRITTEN, do_sample=False)

@@ -19,18 +19,8 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
 def built(model, spec, **engine):
     """Return the VllmConfig of a worker of any role."""
-    settings = load(
-        {
-            "engine": {
-                "model": str(model),
-                "dtype": "float32",
-                "max_model_len": 256,
-                "max_num_seqs": 8,
-                "speculative_config": spec,
-                **engine,
-            }
-        }
-    )
+    small = {"model": str(model), "dtype": "float32", "max_model_len": 256, "max_num_seqs": 8}
+    settings = load({"engine": {**small, "speculative_config": spec, **engine}})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return build_config(EnginePlan(settings, "w", "f00", needs_handoffs=True))
@@ -68,9 +58,8 @@ def test_every_mtp_layer_computes_the_prompt(tmp_path, layers, least):
 
 @pytest.mark.parametrize("spec", [{"method": "mtp", "num_speculative_tokens": 2}, NGRAM])
 def test_drafts_in_a_pipeline_are_refused_where_vllm_cannot(mimo, spec):
-    with pytest.raises(
-        ConfigError, match=r"^engine\.pipeline_parallel_size \(value 2\): vLLM's model runner V1"
-    ):
+    said = r"^engine\.pipeline_parallel_size \(value 2\): vLLM's model runner V1"
+    with pytest.raises(ConfigError, match=said):
         built(mimo, spec, pipeline_parallel_size=2)
 
 

@@ -88,12 +88,11 @@ def test_a_draft_model_needs_a_config_json(target, tmp_path):
 
 
 def test_an_eagle_head_is_accepted(target, tmp_path):
-    head = folder(tmp_path / "head")
-    method = validation.check(engine(target, method="eagle", model=head, num_speculative_tokens=3))
+    spec = {"method": "eagle", "model": folder(tmp_path / "head"), "num_speculative_tokens": 3}
+    settings = engine(target, **spec)
+    method = validation.check(settings)
     assert method.keeps_kv
-    spec = engine(target, method="eagle", model=head, num_speculative_tokens=3).speculative_config
-    assert spec is not None
-    assert method.engine_config(spec) == {"method": "eagle", "model": head, "num_speculative_tokens": 3}
+    assert method.engine_config(settings.speculative_config) == spec
 
 
 def test_keys_of_the_hybrid_need_its_strategy(target, tmp_path):
@@ -155,11 +154,9 @@ def test_a_draft_model_has_the_targets_vocabulary(target, tmp_path):
 
 def test_medusa_drafts_one_token_per_head(target, tmp_path):
     heads = folder(tmp_path / "heads", num_heads=4)
-    said = refusal(target, method="medusa", model=heads, num_speculative_tokens=3)
-    assert "4 heads" in said
-    assert (
-        validation.check(engine(target, method="medusa", model=heads, num_speculative_tokens=4)) is not None
-    )
+    medusa = {"method": "medusa", "model": heads}
+    assert "4 heads" in refusal(target, **medusa, num_speculative_tokens=3)
+    assert validation.check(engine(target, **medusa, num_speculative_tokens=4)) is not None
 
 
 def test_the_ranks_of_the_draft_model(target, tmp_path):

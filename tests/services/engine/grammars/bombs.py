@@ -6,8 +6,18 @@ Each is a field of StructuredOutputsParams and its value. Some are larger than a
 import json
 
 
+def _json(schema):
+    return "json", json.dumps(schema)
+
+
 def _object(properties, **more):
-    return "json", json.dumps({"type": "object", "properties": properties, **more})
+    return _json({"type": "object", "properties": properties, **more})
+
+
+def _recursive(name, properties):
+    """Return a schema of objects that refer to their own definition."""
+    definition = {"type": "object", "properties": properties, "required": [*properties]}
+    return _json({"$ref": f"#/$defs/{name}", "$defs": {name: definition}})
 
 
 def _nested(depth):
@@ -26,7 +36,7 @@ def _chain(length):
         for i in range(length)
     }
     links[f"d{length}"] = {"type": "string"}
-    return "json", json.dumps({"$ref": "#/$defs/d0", "$defs": links})
+    return _json({"$ref": "#/$defs/d0", "$defs": links})
 
 
 def _tools(number, parameters, **bounds):
@@ -40,9 +50,8 @@ def _tools(number, parameters, **bounds):
             "required": ["name", "parameters"],
         }
 
-    tools = [tool(f"tool{i}") for i in range(number)]
-    items = {"type": "object", "anyOf": tools}
-    return "json", json.dumps({"type": "array", "minItems": 1, "items": items})
+    items = {"type": "object", "anyOf": [tool(f"tool{i}") for i in range(number)]}
+    return _json({"type": "array", "minItems": 1, "items": items})
 
 
 def _tags(number, triggers):
@@ -60,12 +69,11 @@ BOMBS = {
         {f"p{i}": {"type": "string", "maxLength": 1000 + i} for i in range(1000)}
     ),
     "a regex of 3.3 KB": ("regex", f"({_ALTERNATIVES})*"),
-    "oneOf six deep": ("json", json.dumps(_nested(6))),
-    "patternProperties": (
-        "json",
-        json.dumps({"type": "object", "patternProperties": {"^([a-z]{1,300}x|[a-y]{1,300})*$": {}}}),
+    "oneOf six deep": _json(_nested(6)),
+    "patternProperties": _json(
+        {"type": "object", "patternProperties": {"^([a-z]{1,300}x|[a-y]{1,300})*$": {}}}
     ),
-    "enum of 100,000": ("json", json.dumps({"enum": [f"v{i}" for i in range(100_000)]})),
+    "enum of 100,000": _json({"enum": [f"v{i}" for i in range(100_000)]}),
     "maxItems of 10^9": ("json", '{"type": "array", "items": {"type": "integer"}, "maxItems": 1000000000}'),
     "minItems of 10^9": ("json", '{"type": "array", "items": {"type": "integer"}, "minItems": 1000000000}'),
     "maxLength of 10^9": ("json", '{"type": "string", "maxLength": 1000000000}'),
@@ -89,16 +97,10 @@ BOMBS = {
         "json",
         _chain(2000)[1].replace('{"type": "string"}', '{"type": "integer", "multipleOf": 3}'),
     ),
-    "outlines: long strings": (
-        "json",
-        json.dumps(
-            {
-                "type": "object",
-                "properties": {"a": {"type": "string", "maxLength": 2000}},
-                "patternProperties": {"^b": {"type": "string"}},
-                "required": ["a"],
-            }
-        ),
+    "outlines: long strings": _object(
+        {"a": {"type": "string", "maxLength": 2000}},
+        patternProperties={"^b": {"type": "string"}},
+        required=["a"],
     ),
 }
 
@@ -106,17 +108,7 @@ BOMBS = {
 EMPTY = {
     "a rule that is itself": ("grammar", "root ::= root"),
     "a class of nothing": ("regex", "[^\\s\\S]"),
-    "a reference without an end": (
-        "json",
-        json.dumps(
-            {
-                "$ref": "#/$defs/a",
-                "$defs": {
-                    "a": {"type": "object", "properties": {"n": {"$ref": "#/$defs/a"}}, "required": ["n"]}
-                },
-            }
-        ),
-    ),
+    "a reference without an end": _recursive("a", {"n": {"$ref": "#/$defs/a"}}),
     "a reference to itself": ("json", '{"$ref": "#"}'),
 }
 
@@ -133,21 +125,7 @@ HONEST = {
         }
     ),
     "a list": ("json", '{"type": "array", "items": {"type": "number"}, "maxItems": 50}'),
-    "a recursive schema": (
-        "json",
-        json.dumps(
-            {
-                "$ref": "#/$defs/t",
-                "$defs": {
-                    "t": {
-                        "type": "object",
-                        "properties": {"c": {"type": "array", "items": {"$ref": "#/$defs/t"}}},
-                        "required": ["c"],
-                    }
-                },
-            }
-        ),
-    ),
+    "a recursive schema": _recursive("t", {"c": {"type": "array", "items": {"$ref": "#/$defs/t"}}}),
     "a grammar that goes on until max_tokens": ("grammar", 'root ::= "(" root ")" | [a-z]+ "+" root'),
     "three choices": ("choice", ["yes", "no", "perhaps"]),
     "1,000 choices": ("choice", [f"choice {i}" for i in range(1000)]),

@@ -19,6 +19,7 @@ from baton.services.engine.grammars import house as houses
 from baton.services.engine.grammars.helper import Helper
 from baton.services.engine.grammars.house import SLOW, GrammarHouse
 from harness import zygote
+from harness.fake_worker import until
 from harness.support import PATIENCE
 from tests.services.engine.grammars.bombs import BOMBS, EMPTY, HONEST
 from tests.services.engine.grammars.vocabulary import SIZE
@@ -56,11 +57,11 @@ def serve(connection):
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def house(context, tmp_path_factory):
-    """Give each trial in the slow lane 0.2 s of CPU, not 5, to keep these tests quick."""
+    """Give each trial in the slow lane 0.05 s of CPU, not 5: a bomb has had 0.5 s in the quick lane."""
     process, connection = zygote.connected("grammars", f"{__name__}:serve", tmp_path_factory.mktemp("helper"))
     with connection:
         first = Helper(process.pid, socket.socket(fileno=os.dup(connection.fileno())))
-    made = GrammarHouse(first, slow=replace(SLOW, cpu_s=0.2))
+    made = GrammarHouse(first, slow=replace(SLOW, cpu_s=0.05))
     await made.open(context)
     async with asyncio.timeout(120 * PATIENCE):
         await made.check(asked(HONEST["three choices"]), 0)  # wait for the helper
@@ -84,9 +85,9 @@ async def test_bombs_are_refused_in_time_and_honest_grammars_are_not(house):
     for name, grammar in {**EMPTY, **BOMBS}.items():
         if name in ALIKE and "WHOLE_TABLE" not in os.environ:
             continue
-        began = time.monotonic()
+        start = time.monotonic()
         refused = await refusal(house, asked(grammar))
-        took = time.monotonic() - began
+        took = time.monotonic() - start
         if took > 8.0 * PATIENCE:  # it has 1 s of CPU; the engine's compiler would take up to minutes
             wrong.append(f"{name}: {took:.1f} s")
         if name in HARMLESS | LATER:
@@ -101,20 +102,33 @@ async def test_bombs_are_refused_in_time_and_honest_grammars_are_not(house):
     assert delayed < 5.0 * PATIENCE  # one compiler that served all in order took 22 s or more
 
 
+def began(house, numbers):
+    """Begin trials of these bombs for one client."""
+    return [asyncio.create_task(refusal(house, asked(bomb(number)))) for number in numbers]
+
+
+async def cancelled(tasks):
+    for one in tasks:
+        one.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until_one_runs(house):
+    await until(lambda: any(trial.runs for trial in house._trials.values()), "a trial runs", 10)
+
+
 async def _delay_beside_bombs(house):
     """Return the longest time that another client's small schemas take while 40 bombs wait."""
-    bombs = [asyncio.create_task(refusal(house, asked(bomb(number)), 1)) for number in range(40)]
+    bombs = began(house, range(40))
     await asyncio.sleep(0.5)
     longest = 0.0
     for number in range(3):
-        began = time.monotonic()
+        start = time.monotonic()
         small = "json", f'{{"type": "object", "properties": {{"a{number}": {{"type": "integer"}}}}}}'
         assert await refusal(house, asked(small), 2) is None
-        longest = max(longest, time.monotonic() - began)
+        longest = max(longest, time.monotonic() - start)
     assert sum(one.done() for one in bombs) < len(bombs), "the bombs ended too early to delay anything"
-    for one in bombs:
-        one.cancel()
-    await asyncio.gather(*bombs, return_exceptions=True)
+    await cancelled(bombs)
     return longest
 
 
@@ -147,14 +161,10 @@ def _letters():
 
 
 async def test_trials_without_callers_end_and_refusals_are_remembered(house):
-    gone = [asyncio.create_task(refusal(house, asked(bomb(number)))) for number in range(3)]
-    async with asyncio.timeout(10 * PATIENCE):
-        while not any(trial.runs for trial in house._trials.values()):  # noqa: ASYNC110 (a poll)
-            await asyncio.sleep(0.01)
-        for one in gone:
-            one.cancel()
-        while house._trials:  # noqa: ASYNC110 (a poll)
-            await asyncio.sleep(0.01)
+    gone = began(house, range(3))
+    await until_one_runs(house)
+    await cancelled(gone)
+    await until(lambda: not house._trials, "the trials have ended", 10)
     bad = asked(EMPTY["a rule that is itself"])
     assert await refusal(house, bad)
     tried = house._number
@@ -164,24 +174,20 @@ async def test_trials_without_callers_end_and_refusals_are_remembered(house):
 
 async def test_one_client_with_too_many_trials_is_refused_alone(house, monkeypatch):
     monkeypatch.setattr(houses, "_MOST_OF_PARTY", 2)
-    waiting = [asyncio.create_task(refusal(house, asked(bomb(number)))) for number in range(50, 52)]
+    waiting = began(house, range(50, 52))
     await asyncio.sleep(0)
     refused = await refusal(house, asked(bomb(53)))
     assert refused.code == Failed.CODE_FULL
     assert await refusal(house, asked(HONEST["a date"]), party=2) is None
-    for one in waiting:
-        one.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
+    await cancelled(waiting)
 
 
 async def test_a_dead_helper_is_replaced(house, monkeypatch):
     monkeypatch.setattr(houses, "_RESTART_S", 0.0)
-    waiting = asyncio.create_task(refusal(house, asked(bomb(60))))
-    async with asyncio.timeout(10 * PATIENCE):
-        while not any(trial.runs for trial in house._trials.values()):  # noqa: ASYNC110 (a poll)
-            await asyncio.sleep(0.01)
-        os.kill(house._helper.pid, signal.SIGKILL)
-        refused = await waiting
+    (waiting,) = began(house, [60])
+    await until_one_runs(house)
+    os.kill(house._helper.pid, signal.SIGKILL)
+    refused = await asyncio.wait_for(waiting, 10 * PATIENCE)
     assert refused.code == Failed.CODE_FULL
     async with asyncio.timeout(60 * PATIENCE):
         assert await refusal(house, asked(("regex", "after the death"))) is None

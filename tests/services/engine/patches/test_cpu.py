@@ -36,6 +36,7 @@ from tests.handoff import checkpoints
 
 COUNTS = [0, 3, 1, 0, 4, 2, 0]  # drafts of each request
 TOKENS = sum(COUNTS)
+ENDS = torch.tensor(COUNTS).cumsum(0).to(torch.int32)
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,6 @@ def seeded():
     torch.manual_seed(0)
 
 
-def cumulated(counts):
-    return torch.tensor(counts).cumsum(0).to(torch.int32)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
 def test_parameters_are_expanded_from_requests_to_tokens(dtype):
     values = torch.tensor([5, 0, 7, 0, 2, 9, 4]).to(dtype)
@@ -102,7 +99,7 @@ def test_parameters_are_expanded_from_requests_to_tokens(dtype):
 
     def result(function):
         output = torch.full((TOKENS,), 77).to(dtype)
-        function(output, values, cumulated(COUNTS), 0, 1, 128)
+        function(output, values, ENDS, 0, 1, 128)
         return output
 
     assert result(EXPAND.ours).tolist() == expected.tolist()
@@ -261,7 +258,7 @@ def test_a_later_stage_has_buffers_without_a_warm_up():
 
 def test_the_sampler_uses_the_patched_expansion():
     values = torch.tensor([0.5, 0.0, 2.0, 0.25, 1.0, 3.0, 4.0])
-    expanded = rejection_sampler.expand_batch_to_tokens(values, cumulated(COUNTS), TOKENS, 0, 1)
+    expanded = rejection_sampler.expand_batch_to_tokens(values, ENDS, TOKENS, 0, 1)
     assert expanded.tolist() == [1.0] * 3 + [2.0] + [1.0] * 4 + [3.0] * 2
 
 

@@ -68,9 +68,9 @@ def setup(tmp_path_factory):
     model, head = model_and_head(tmp_path_factory.mktemp("speculation"))
     with EngineProcess(drafting.plain(model)) as engine:
         engine.call(observe)
-        plain, tally = ask_twice(engine, "plain")
-    assert tally.drafted == 0
-    return Setup(model, head, plain)
+        plain = answered(engine, "plain", prompts(), ANSWER)
+        assert engine.call(take_tally).drafted == 0
+    return Setup(model, head, plain * 2)
 
 
 @pytest.fixture(scope="module")

@@ -247,16 +247,20 @@ def test_the_sequences_move_to_the_device(made, states):
     assert states.all_token_ids.gpu.dtype == before.gpu.dtype
 
 
-def test_graphs_are_captured_for_the_models_passes(made):
-    """With a real configuration, whose method does not matter here."""
+def real_config(most, lengths):
+    """Return vLLM's own configuration, with draft lengths by batch. The method does not matter here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = VllmConfig()
+        theirs.scheduler_config.max_num_seqs = most
         theirs.speculative_config = SpeculativeConfig(
-            method="ngram",
-            num_speculative_tokens=MOST,
-            num_speculative_tokens_per_batch_size=[(1, theirs.scheduler_config.max_num_seqs, MOST)],
+            method="ngram", num_speculative_tokens=MOST, num_speculative_tokens_per_batch_size=lengths
         )
+    return theirs
+
+
+def test_graphs_are_captured_for_the_models_passes(made):
+    theirs = real_config(SLOTS, [(1, SLOTS, MOST)])
     theirs.additional_config = config("with_ngram").additional_config
     speculator = made(theirs)
     speculator.init_cudagraph_manager("mode")
@@ -271,15 +275,7 @@ def test_graphs_are_captured_for_the_models_passes(made):
 @pytest.mark.parametrize("most", [64, 4, 1])
 def test_every_length_that_may_be_chosen_has_full_graphs(most, adaptive):
     """Checked in vLLM's own table of captured graphs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs = VllmConfig()
-        theirs.scheduler_config.max_num_seqs = most
-        theirs.speculative_config = SpeculativeConfig(
-            method="ngram",
-            num_speculative_tokens=MOST,
-            num_speculative_tokens_per_batch_size=lengths_by_batch(MOST, most, adaptive=adaptive),
-        )
+    theirs = real_config(most, lengths_by_batch(MOST, most, adaptive=adaptive))
     theirs.compilation_config.cudagraph_capture_sizes = list(range(1, most * (MOST + 1) + 1))
     theirs.compilation_config.max_cudagraph_capture_size = most * (MOST + 1)
     manager = object.__new__(CudaGraphManager)

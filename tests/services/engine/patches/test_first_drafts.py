@@ -171,15 +171,9 @@ def kv_layers(engine):
     return str(engine.connector.scheduler_side.facts["KV layers"])
 
 
-def take_drafted(engine):
+def seen(engine):
     del engine
-    drafted, SEEN.drafted = SEEN.drafted, []
-    return drafted
-
-
-def take_resumed(engine):
-    del engine
-    return SEEN.resumed
+    return SEEN
 
 
 # The following functions run in the test's process.
@@ -209,7 +203,6 @@ def alone(engine):
 
 def test_a_prompts_last_step_drafts_for_the_decode_worker(engine, alone):
     assert engine.call(kv_layers).startswith(f"{checkpoints.LAYERS + 1} (")  # the drafter's comes along
-    engine.call(take_drafted)
     accepted = 0
     for n, prompt in enumerate(prompts()):
         answer, drafts, tokens = engine.call(handed_over, f"apart-{n}", prompt)
@@ -219,7 +212,7 @@ def test_a_prompts_last_step_drafts_for_the_decode_worker(engine, alone):
         accepted += tokens - 1
     assert accepted >= len(LENGTHS)  # each handoff brings two drafts
     engine.call(handed_over, "counted", prompts()[-1], How(answer=2))
-    assert engine.call(take_drafted)[-3:-1] == [0, MOST]  # its prompt's second step, and the last one
+    assert engine.call(seen).drafted[-3:-1] == [0, MOST]  # its prompt's second step, and the last one
 
 
 def test_many_at_once_beside_a_running_request(engine, alone):
@@ -272,7 +265,7 @@ def test_a_preempted_request_has_no_drafts(engine, alone):
     answer, drafts, _ = engine.call(handed_over, "preempted", prompts()[4], How(preempt=True))
     assert answer == alone[4]
     assert drafts
-    assert engine.call(take_resumed) == {"preempted": 0}
+    assert engine.call(seen).resumed == {"preempted": 0}
 
 
 def test_drafts_after_a_load_that_began_early(engine, alone):

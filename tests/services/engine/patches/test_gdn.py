@@ -52,8 +52,7 @@ def right(layer, spec_forward, counts):
     history = [torch.zeros(KERNEL - 1, CHANNELS).bfloat16() for _ in range(REQUESTS)]
     accepted = [1] * REQUESTS
     slots = torch.arange(1, SLOTS).reshape(REQUESTS, MOST + 1).to(torch.int32)
-    for step in range(STEPS):
-        each = counts(step)
+    for each in counts:
         inputs = [torch.randn(count, CHANNELS).bfloat16() for count in each]
         ends_at = torch.tensor([0, *each]).cumsum(0).to(torch.int32)
         metadata = SimpleNamespace(
@@ -77,30 +76,20 @@ def right(layer, spec_forward, counts):
     return ends
 
 
-def varied(step):
-    return [1 + (step * 7 + request * 3) % (MOST + 1) for request in range(REQUESTS)]
-
-
-def alike(step):
-    """Return equal counts, as the C++ kernel needs them."""
-    return [1 + (step * 3) % (MOST + 1)] * REQUESTS
-
-
-def undrafted(step):
-    del step
-    return [1] * REQUESTS
-
-
-def most(step):
-    del step
-    return [MOST + 1] * REQUESTS
-
-
+# Tokens per request in each step.
+COUNTS = {
+    "varied": [
+        [1 + (step * 7 + request * 3) % (MOST + 1) for request in range(REQUESTS)] for step in range(STEPS)
+    ],
+    "equal": [[1 + (step * 3) % (MOST + 1)] * REQUESTS for step in range(STEPS)],  # for the C++ kernel
+    "undrafted": [[1] * REQUESTS] * STEPS,
+    "most": [[MOST + 1] * REQUESTS] * STEPS,
+}
 NATIVE = pytest.param(True, marks=pytest.mark.skipif(not BF16, reason="needs AVX512-BF16"))
 
 
 @pytest.mark.parametrize("native", [False, NATIVE])
-@pytest.mark.parametrize("counts", [varied, alike, undrafted, most])
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 def test_tokens_are_convolved_with_those_before_them(counts, native, monkeypatch):
     """The C++ kernel is chosen on CPUs with AMX; it also runs on others."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: native)
@@ -110,7 +99,7 @@ def test_tokens_are_convolved_with_those_before_them(counts, native, monkeypatch
 def test_vllm_as_shipped_reads_inputs_that_are_too_old(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     shipped = gdn_attention._spec_forward
-    assert right(Layer(packed=False), shipped.__wrapped__, most)
-    assert not right(Layer(packed=False), shipped.__wrapped__, undrafted), "cpu.gdn_conv can go"
+    assert right(Layer(packed=False), shipped.__wrapped__, COUNTS["most"])
+    assert not right(Layer(packed=False), shipped.__wrapped__, COUNTS["undrafted"]), "cpu.gdn_conv can go"
     with pytest.raises(RuntimeError, match="size of tensor"):  # a step has fewer tokens than were accepted
-        right(Layer(packed=False), shipped.__wrapped__, varied)
+        right(Layer(packed=False), shipped.__wrapped__, COUNTS["varied"])

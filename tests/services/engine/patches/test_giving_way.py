@@ -1,5 +1,6 @@
 """Requests of one class give way to another in vLLM's slots, KV and steps; answers stay the same."""
 
+import functools
 import random
 import time
 from dataclasses import dataclass, field
@@ -62,10 +63,12 @@ def add(engine, name, prompt, standing, *, later_ms=0, **how):
     scheduler.waiting.add_request(request)
 
 
-def params_of(kept):
-    """Return the parameters to load a whole prompt's KV."""
+def add_loading(engine, name, prompt, kept, standing, **how):
+    """Add a request that loads the whole prompt's KV from this save."""
     manifest = manifest_of(kept)
-    return load_params(1, manifest.num_tokens, manifest)
+    params = load_params(1, manifest.num_tokens, manifest)
+    add(engine, name, prompt, standing, params=params, written=kept.tokens, **how)
+    engine.answers[name].tokens += kept.tokens
 
 
 def step(engine, told=None):
@@ -90,22 +93,33 @@ def until_tokens(engine, names, count):
         step(engine)
 
 
+def begin(engine, others, tokens, standing=BATCH, **how):
+    """Add other requests, and step until the first ones have this many tokens. Return their names."""
+    names = [f"batch {number}" for number in range(len(others))]
+    for name, prompt in zip(names, others, strict=True):
+        add(engine, name, prompt, standing, **how)
+    until_tokens(engine, names[:SLOTS], tokens)
+    return names
+
+
+def finish(engine, names):
+    """Step until all requests have ended. Return the tokens of these."""
+    while engine.core.scheduler.has_requests():
+        step(engine)
+    return [engine.answers[name].tokens for name in names]
+
+
 def scene(engine, others, first, tokens, loaded=False):
     """Let "first" arrive while others decode, or are prefilled if `tokens` is 0.
 
     loaded: whether the last one's KV comes from a handoff.
     """
-    names = [f"batch {number}" for number in range(len(others))]
-    left = dict(zip(names, others, strict=True))
     if loaded:
-        name, prompt = left.popitem()
-        kept = prefill(engine, name, prompt)
-        add(engine, name, prompt, BATCH, later_ms=1_000, params=params_of(kept), written=kept.tokens)
-        engine.answers[name].tokens += kept.tokens
-        until_tokens(engine, [name], 2)
-        assert engine.answers[name].loaded is not None
-    for name, prompt in left.items():
-        add(engine, name, prompt, BATCH)
+        *others, prompt = others
+        add_loading(engine, "loaded", prompt, prefill(engine, "loaded", prompt), BATCH, later_ms=1_000)
+        until_tokens(engine, ["loaded"], 2)
+        assert engine.answers["loaded"].loaded is not None
+    names = begin(engine, others, 0) + ["loaded"] * loaded
     step(engine)
     until_tokens(engine, names, tokens)
     told = Told([])
@@ -114,9 +128,7 @@ def scene(engine, others, first, tokens, loaded=False):
     while engine.answers["first"].finish_reason is None:
         step(engine, told)
     told.grown = [len(engine.answers[name].tokens) - had for name, had in zip(names, before, strict=True)]
-    while engine.core.scheduler.has_requests():
-        step(engine)
-    told.tokens = [engine.answers[name].tokens for name in [*names, "first"]]
+    told.tokens = finish(engine, [*names, "first"])
     return told
 
 
@@ -130,13 +142,9 @@ class Begun:
 def loaded_scene(engine, others, first, standing=BATCH):
     """Let "first" arrive while others decode, and load its KV."""
     kept = prefill(engine, "first", first)
-    names = [f"batch {number}" for number in range(len(others))]
-    for name, prompt in zip(names, others, strict=True):
-        add(engine, name, prompt, standing, later_ms=LATER_MS)
-    until_tokens(engine, names[:SLOTS], 2)
+    names = begin(engine, others, 2, standing, later_ms=LATER_MS)
     told = Begun([])
-    add(engine, "first", first, FIRST, params=params_of(kept), written=kept.tokens)
-    engine.answers["first"].tokens += kept.tokens
+    add_loading(engine, "first", first, kept, FIRST)
     loaded = False
     while len(engine.answers["first"].tokens) < 2:
         before = sum(len(engine.answers[name].tokens) for name in names)
@@ -146,9 +154,7 @@ def loaded_scene(engine, others, first, standing=BATCH):
         told.steps += alone and not began
         told.at_once |= began and engine.answers["first"].loaded is not None and not loaded
         loaded = engine.answers["first"].loaded is not None
-    while engine.core.scheduler.has_requests():
-        step(engine)
-    told.tokens = [engine.answers[name].tokens for name in [*names, "first"]]
+    told.tokens = finish(engine, [*names, "first"])
     return told
 
 
@@ -162,50 +168,38 @@ class Reserved:
 def reserved_scene(engine, others, first):
     """Let "first" arrive while others decode in all slots and its prompt is computed elsewhere."""
     kept = prefill(engine, "first", first)
-    names = [f"batch {number}" for number in range(len(others))]
-    for name, prompt in zip(names, others, strict=True):
-        add(engine, name, prompt, BATCH)
-    until_tokens(engine, names, 2)
-    requests = [engine.core.scheduler.requests[name] for name in names]
+    names = begin(engine, others, 2)
     add(engine, "first", first, FIRST, params=load_params(1, len(first)))
     until_tokens(engine, names, 12)
+    return resumed(engine, names, kept)
+
+
+def resumed(engine, names, kept):
+    """Complete the prompt of "first", and count how often these requests are preempted."""
+    requests = [engine.core.scheduler.requests[name] for name in names]
     before = sum(one.num_preemptions for one in requests)
     engine.resume("first", kept.tokens, manifest_of(kept))
     until_tokens(engine, ["first"], 1)
     after = sum(one.num_preemptions for one in requests)
-    while engine.core.scheduler.has_requests():
-        step(engine)
-    tokens = [engine.answers[name].tokens for name in names]
-    tokens.append(kept.tokens + engine.answers["first"].tokens)
-    return Reserved(tokens, before, after)
+    *others, rest = finish(engine, [*names, "first"])
+    return Reserved([*others, kept.tokens + rest], before, after)
 
 
 def held_back_scene(engine, others, first):
     """Let "first" find a slot but no blocks to reserve, and later blocks but no slot."""
     kept = prefill(engine, "first", first)
     scheduler = engine.core.scheduler
-    names = [f"batch {number}" for number in range(len(others))]
-    for name, prompt in zip(names[1:], others[1:], strict=True):
-        add(engine, name, prompt, BATCH)
-    until_tokens(engine, names[1:], 2)
+    names = begin(engine, others[:-1], 2)
     pool = scheduler.kv_cache_manager.block_pool
     taken = pool.get_new_blocks(engine.free_blocks - 5)
     add(engine, "first", first, FIRST, params=load_params(1, len(first)))
     step(engine)
     assert scheduler.requests["first"] in scheduler.deferred_waiting
-    add(engine, names[0], others[0], BATCH)
-    until_tokens(engine, names[:1], 1)
+    add(engine, "batch last", others[-1], BATCH)
+    until_tokens(engine, ["batch last"], 1)
     pool.free_blocks(taken)
-    requests = [scheduler.requests[name] for name in names]
     step(engine)
-    before = sum(one.num_preemptions for one in requests)
-    engine.resume("first", kept.tokens, manifest_of(kept))
-    until_tokens(engine, ["first"], 1)
-    after = sum(one.num_preemptions for one in requests)
-    while scheduler.has_requests():
-        step(engine)
-    tokens = [engine.answers[name].tokens for name in names]
-    return Reserved([*tokens, kept.tokens + engine.answers["first"].tokens], before, after)
+    return resumed(engine, [*names, "batch last"], kept)
 
 
 # The following functions run in the test's process.
@@ -229,11 +223,16 @@ def engine(tmp_path_factory):
         yield started
 
 
+@functools.cache  # scenes have prompts in common
+def alone(engine, prompt):
+    return engine.call(generate, "alone", list(prompt), ANSWER)
+
+
 def played(engine, play, others, first, *args):
     """Play a scene, and check that every request gets the same answer as alone."""
-    alone = [engine.call(generate, f"alone {n}", one, ANSWER) for n, one in enumerate([*others, first])]
+    expected = [alone(engine, tuple(prompt)) for prompt in [*others, first]]
     told = engine.call(play, others, first, *args)
-    assert told.tokens == alone
+    assert told.tokens == expected
     return told
 
 

@@ -56,18 +56,14 @@ def test_expected_parameters_are_those_of_ours_by_default(shipped):
         replace(shipped, "made", spelled_out)
 
 
-def test_a_class_method_stays_one(shipped):
+@pytest.mark.parametrize(
+    ("name", "expects", "said"), [("made", ("cls", "text"), "(Own a)"), ("plain", ("text",), "(a)")]
+)
+def test_class_methods_and_static_methods_stay_such(shipped, name, expects, said):
     for _ in range(2):
-        replace(shipped, "made", inner, ("cls", "text"))
-    assert shipped.made("a") == "(Own a)"
-    assert wrappers(shipped, "made") == (inner,)
-
-
-def test_a_static_method_stays_one(shipped):
-    for _ in range(2):
-        replace(shipped, "plain", inner, ("text",))
-    assert (shipped.plain("a"), shipped().plain("a")) == ("(a)", "(a)")
-    assert wrappers(shipped, "plain") == (inner,)
+        replace(shipped, name, inner, expects)
+    assert [getattr(one, name)("a") for one in (shipped, shipped())] == [said, said]
+    assert wrappers(shipped, name) == (inner,)
 
 
 def test_single_objects_and_modules(shipped):

@@ -9,7 +9,7 @@ import pytest
 from baton.services.engine.patches import step_times
 from baton.services.engine.patches.replace import around
 
-DRAFT_S, SAMPLE_S, FORWARD_S = 0.02, 0.01, 0.03
+DRAFT_S, SAMPLE_S, FORWARD_S = 0.006, 0.003, 0.009
 
 
 def busy(seconds):

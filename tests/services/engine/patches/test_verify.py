@@ -90,27 +90,18 @@ def verifier(method="block"):
     return verify_v1.Verifier(RejectionSampler(Sampler()), method)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"no_penalties": False},
-        {"bad_words_token_ids": {0: [[4]], 3: [[6]]}},
-        {"allowed_token_ids_mask": torch.arange(VOCABULARY).expand(4, -1) % 3 == 0},
-        {"max_num_logprobs": 2},
-        {"max_num_logprobs": Wanted(1, {0: [3, 4, 3], 2: [], 3: [5]}, requests=4)},
-        {"temperature": torch.tensor([0.0, 0.7, 0.0, 0.0]), "all_greedy": False},
-    ],
-    ids=[
-        "plain",
-        "penalties",
-        "bad words",
-        "allowed tokens",
-        "log-probabilities",
-        "named tokens",
-        "one is sampled",
-    ],
-)
+KINDS = {
+    "plain": {},
+    "penalties": {"no_penalties": False},
+    "bad words": {"bad_words_token_ids": {0: [[4]], 3: [[6]]}},
+    "allowed tokens": {"allowed_token_ids_mask": torch.arange(VOCABULARY).expand(4, -1) % 3 == 0},
+    "log-probabilities": {"max_num_logprobs": 2},
+    "named tokens": {"max_num_logprobs": Wanted(1, {0: [3, 4, 3], 2: [], 3: [5]}, requests=4)},
+    "one is sampled": {"temperature": torch.tensor([0.0, 0.7, 0.0, 0.0]), "all_greedy": False},
+}
+
+
+@pytest.mark.parametrize("more", KINDS.values(), ids=KINDS)
 def test_greedy_output_and_log_probabilities_equal_vllms(more):
     install(named_logprobs)
     drafts, logits = step()

@@ -7,7 +7,7 @@ from harness.checkpoints import tiny_qwen2
 from harness.doors import Seen, serving
 from harness.router import Members
 from harness.scheduling import until
-from harness.support import eventually, listening
+from harness.support import PATIENCE, eventually, listening
 from tests.services.router.http.site import SHORT, START_S, Site, run_scheduler
 
 FAST = {
@@ -30,11 +30,8 @@ def start_router(model):
         folder.mkdir(exist_ok=True)
         settings["engine"] = {"model": str(model), **settings.get("engine", {})}
         arguments = {"kind": "router", "settings": settings, "environment": environment or {}}
-        started.append(
-            zygote.shared().start(
-                "router", "harness.forked:run", folder, constants=FAST | (constants or {}), **arguments
-            )
-        )
+        arguments["constants"] = FAST | (constants or {})
+        started.append(zygote.shared().start("router", "harness.forked:run", folder, **arguments))
         return started[-1]
 
     yield start
@@ -50,16 +47,16 @@ async def server():
 
 @pytest.fixture(scope="module")
 def site(start_router, tmp_path_factory):
-    return Site(start_router, tmp_path_factory.mktemp("router"), constants=SHORT, log_level="info")
+    more = {"drain_timeout_s": 1.5 * PATIENCE, "log_level": "info"}
+    return Site(start_router, tmp_path_factory.mktemp("router"), constants=SHORT, **more)
 
 
 @pytest.fixture(scope="module")
 def scheduler(site, tmp_path_factory):
     """Run one scheduler for all tests, because finding another takes a second; yield its address."""
     folder, address = tmp_path_factory.mktemp("scheduler"), f"127.0.0.1:{site.scheduler_port}"
-    process = zygote.shared().start(
-        "scheduler", f"{run_scheduler.__module__}:run_scheduler", folder, address=address
-    )
+    call = f"{run_scheduler.__module__}:run_scheduler"
+    process = zygote.shared().start("scheduler", call, folder, address=address)
     eventually(lambda: listening(site.scheduler_port), START_S, "the scheduler listens")
     yield address
     process.kill()
@@ -73,13 +70,10 @@ async def http(site):
 
 @pytest.fixture
 async def members(scheduler, http):
-    members = Members(scheduler)
-    try:
+    async with Members(scheduler) as members:
         yield members
-    finally:
-        await members.close()
 
-        async def gone():  # the router keeps its last snapshot for a moment, and would place on them
-            return "worker" in (await http.get("/health")).text
+    async def gone():  # the router keeps its last snapshot for a moment, and would place on them
+        return "worker" in (await http.get("/health")).text
 
-        await until(gone, 10)
+    await until(gone, 10)

@@ -61,12 +61,8 @@ class Site:
     @contextlib.asynccontextmanager
     async def scheduler(self):
         settings = usual(address=f"127.0.0.1:{self.scheduler_port}", **SCHEDULER)
-        async with SchedulerServer(settings) as server:
-            members = Members(server.address)
-            try:
-                yield members
-            finally:
-                await members.close()
+        async with SchedulerServer(settings) as server, Members(server.address) as members:
+            yield members
 
 
 def body(max_tokens=8, **more):
@@ -108,11 +104,8 @@ async def serving(members, http, *workers):
 
 
 async def events(response):
-    return [
-        json.loads(line.removeprefix("data: "))
-        async for line in response.aiter_lines()
-        if line.startswith("data: {")
-    ]
+    lines = [line async for line in response.aiter_lines()]
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
 
 
 async def healthy(client, **model):

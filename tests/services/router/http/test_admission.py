@@ -33,14 +33,13 @@ async def admit(app, *headers):
     return sent
 
 
-async def respond(*messages, error=None, at=0):
+async def respond(*messages, error, at=0):
     """Return what a client gets if an app sends `messages` and fails before the one at `at`."""
 
     async def app(scope, receive, send):
         for index, message in enumerate(messages):
-            if error is not None and index == at:
-                admission = current_admission.get()
-                admission.refuse(error)
+            if index == at:
+                current_admission.get().refuse(error)
             await send(message)
 
     return await admit(app)
@@ -74,12 +73,8 @@ END = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 async def test_after_the_first_chunk_the_response_continues():
-    assert await respond(START, CHUNK, CHUNK, END, error=RequestFailed("x"), at=2) == [
-        START,
-        CHUNK,
-        CHUNK,
-        END,
-    ]
+    whole = [START, CHUNK, CHUNK, END]
+    assert await respond(*whole, error=RequestFailed("x"), at=2) == whole
 
 
 async def test_a_request_that_never_fits_is_400():

@@ -12,6 +12,7 @@ from baton.services.tenants.model import Book, Tenant
 from harness.api_site import ApiSite
 from harness.fake_worker import MODEL, Fault, until
 from tests.services.router.http.site import api_key
+from tests.services.router.http.site import events as parsed
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -24,13 +25,12 @@ ALIASES = ["tiny-too", "some/tiny"]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory):
-    book = Book(
-        tenants={"slow": Tenant(requests_per_s=1), "busy": Tenant(classes=["interactive"])},
-        keys={"key": api_key(KEY, "plain"), "slow": api_key(SLOW, "slow"), "busy": api_key(BUSY, "busy")},
-    )
+    tenants = {"slow": Tenant(requests_per_s=1), "busy": Tenant(classes=["interactive"])}
+    keys = {"key": api_key(KEY, "plain"), "slow": api_key(SLOW, "slow"), "busy": api_key(BUSY, "busy")}
     parsers = {"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"}
     engine = {**parsers, "served_model_name": [MODEL, *ALIASES]}
-    async with ApiSite(tmp_path_factory.mktemp("apis"), book=book, engine=engine) as made:
+    folder, book = tmp_path_factory.mktemp("apis"), Book(tenants=tenants, keys=keys)
+    async with ApiSite(folder, book=book, engine=engine) as made:
         yield made
 
 
@@ -122,30 +122,28 @@ async def test_the_clients_raise_their_own_exceptions(site):
 
 async def test_a_failing_stream_ends_in_its_apis_form(site):
     """The worker falls silent after some tokens, so each stream has begun."""
-    fault = Fault(PHASE_DECODE, after_tokens=2, silent=True)
 
     async def cut(path, **more):
-        site.worker.faults.append(fault)
         body = {**ASKED, "stream": True, **more}
         async with site.http(KEY) as http:
             got = await http.post(path, json=body, headers={"X-Request-Timeout": "2"})
-        site.worker.faults.clear()
         assert got.status_code == 200, got.text
-        await until(lambda: not site.worker.running, "the worker drops the request")
         return [line for line in got.text.splitlines() if line]
 
-    lines = await cut(CHAT)
-    assert json.loads(lines[-3][6:])["choices"][0]["delta"]["reasoning"]  # the tokens before it
-    assert lines[-1] == "data: [DONE]"
-    assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == 504
-    lines = await cut(MESSAGES)
-    assert lines[-2] == "event: error"
-    error = json.loads(lines[-1].removeprefix("data: "))
+    site.worker.faults += [Fault(PHASE_DECODE, after_tokens=2, silent=True)] * 3
+    chat, messages, responses = await asyncio.gather(cut(CHAT), cut(MESSAGES), cut(RESPONSES, input="Hi"))
+    assert not site.worker.faults
+    await until(lambda: not site.worker.running, "the worker drops the requests")
+    *_, tokens, error, done = chat
+    assert json.loads(tokens[6:])["choices"][0]["delta"]["reasoning"]
+    assert json.loads(error[6:])["error"]["code"] == 504
+    assert done == "data: [DONE]"
+    assert messages[-2] == "event: error"
+    error = json.loads(messages[-1].removeprefix("data: "))
     assert (error["type"], error["error"]["type"]) == ("error", "timeout_error")
     assert "the request took longer than" in error["error"]["message"]
-    lines = await cut(RESPONSES, input="Hi")
-    assert lines[-2] == "event: response.failed"
-    failed = json.loads(lines[-1].removeprefix("data: "))
+    assert responses[-2] == "event: response.failed"
+    failed = json.loads(responses[-1].removeprefix("data: "))
     assert failed["response"]["status"] == "failed"
     assert failed["response"]["error"]["code"] == "server_error"
     assert "Traceback" not in site.process.text
@@ -160,10 +158,8 @@ async def test_a_deadline_is_504_on_each_api(site, path, stream):
         got = await http.post(path, json=body, headers={"X-Request-Timeout": "0.3"})
     site.worker.faults.clear()
     assert got.status_code == 504, got.text
-    if path == MESSAGES:
-        assert form_of(got) == ("anthropic", "timeout_error")
-    else:
-        assert form_of(got)[0] == "openai"
+    anthropics, openais = ("anthropic", "timeout_error"), ("openai", "GatewayTimeoutError")
+    assert form_of(got) == (anthropics if path == MESSAGES else openais)
 
 
 async def test_anthropics_tiers_leave_the_class_to_the_key(site):
@@ -250,8 +246,7 @@ async def whole(site, path, body):
 
 
 async def events(site, path, body):
-    lines = (await whole(site, path, {**body, "stream": True})).text.splitlines()
-    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return await parsed(await whole(site, path, {**body, "stream": True}))
 
 
 @pytest.mark.parametrize("per_step", [1, 3, 16, 200])
@@ -277,9 +272,8 @@ async def test_streams_separate_thoughts_from_answers(site, per_step):
             texts[one["type"]] += one["delta"]
     assert list(texts.values()) == [THOUGHT, SAID]
 
-    pieces = await events(
-        site, "/v1/completions", {"model": MODEL, "prompt": "Hi", "max_tokens": 200, "stop": stop}
-    )
+    asked = {"model": MODEL, "prompt": "Hi", "max_tokens": 200, "stop": stop}
+    pieces = await events(site, "/v1/completions", asked)
     assert "".join(one["choices"][0]["text"] for one in pieces) == f"{THOUGHT}</think>{SAID}"
 
 

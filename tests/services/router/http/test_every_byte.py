@@ -185,10 +185,8 @@ WHOLE = (
 async def one_client(server, chance):
     """Send parts of requests in pieces, reading or not, then leave or stay."""
     reader, writer = await connect(server)
-    wire = b"".join(
-        chance.choice(WHOLE) if chance.random() < 0.3 else chance.choice(PARTS)
-        for _ in range(chance.randint(1, 12))
-    )
+    parts = [chance.choice(WHOLE if chance.random() < 0.3 else PARTS) for _ in range(chance.randint(1, 12))]
+    wire = b"".join(parts)
     sent = wire
     reads = asyncio.create_task(reader.read()) if chance.random() < 0.7 else None
     with contextlib.suppress(ConnectionError):

@@ -1,11 +1,11 @@
 import asyncio
 import socket
-import threading
 import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
+from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,6 +17,7 @@ from baton.metrics import MetricsServer
 from baton.scheduler.members import Member
 from baton.services.router.http import federation
 from baton.services.router.http.federation import Federation, Processes, merged, route
+from harness.serving import serving
 
 ME = Member("router-1", "router", rpc.host_id(), "127.0.0.1:1")
 
@@ -25,11 +26,8 @@ def parsed(text):
     """Return the samples. Raises if the text is invalid or a family is in two pieces."""
     families = list(text_string_to_metric_families(text.decode()))
     assert len({one.name for one in families}) == len(families)
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in families
-        for sample in family.samples
-    }
+    samples = [sample for family in families for sample in family.samples]
+    return {key(sample.name, **sample.labels): sample.value for sample in samples}
 
 
 def key(name, **labels):
@@ -46,38 +44,23 @@ def things(value):
 @contextmanager
 def hanging():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
+        yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-@contextmanager
 def answering(status, body):
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body)
+    async def answer(_):
+        return web.Response(status=status, body=body)
 
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+    return serving(answer)
 
 
-def there(name, port, role="decode"):
-    return Member(name, role, rpc.host_id(), f"127.0.0.1:{port}")
+def there(name, address):
+    return Member(name, "decode", rpc.host_id(), address)
 
 
 async def test_samples_get_their_processes_labels():
     with MetricsServer(things(2), "worker.metrics_port", "127.0.0.1", 0) as worker:
-        one = Member("d.1", "decode", rpc.host_id(), worker.address)
-        found = parsed(await Federation(ME, things(1), lambda: [ME, one]).collect())
+        found = parsed(await Federation(ME, things(1), lambda: [ME, there("d.1", worker.address)]).collect())
     assert found[key("baton_things_total", kind='odd "one"', instance="router-1", role="router")] == 1
     assert found[key("baton_things_total", kind='odd "one"', instance="d.1", role="decode")] == 2
     # a sample's own label `role` stays
@@ -87,29 +70,30 @@ async def test_samples_get_their_processes_labels():
 
 
 async def test_a_text_may_arrive_in_pieces():
-    body = b"".join(b'baton_many{number="%d"} 1\n' % number for number in range(30_000))
-    with answering(200, b"# TYPE baton_many gauge\n" + body) as port:
-        found = parsed(await Federation(ME, things(1), lambda: [there("d.1", port)]).collect())
-    assert sum(name == "baton_many" for name, _ in found) == 30_000
+    body = b"".join(b'baton_many{number="%d"} 1\n' % number for number in range(10_000))
+    async with answering(200, b"# TYPE baton_many gauge\n" + body) as address:
+        found = parsed(await Federation(ME, things(1), lambda: [there("d.1", address)]).collect())
+    assert sum(name == "baton_many" for name, _ in found) == 10_000
 
 
 async def test_processes_that_do_not_answer_have_a_sample(monkeypatch):
     monkeypatch.setattr(federation, "ASK_S", 0.3)
     monkeypatch.setattr(federation, "MOST_BYTES", 1000)
-    with hanging() as hangs, answering(500, b"no") as broken, answering(200, b"x 1\n" * 1000) as large:
-        closed = socket.create_server(("127.0.0.1", 0))
-        others = [
-            there("hangs", hangs),
-            there("broken", broken),
-            there("large", large),
-            there("closed", closed.getsockname()[1]),
-            Member("elsewhere", "decode", "another host", f"127.0.0.1:{large}"),  # its own loopback
-            Member("silent", "prefill", rpc.host_id(), ""),
-            Member("garbled", "decode", rpc.host_id(), "here:or there"),
-            Member("garbled there", "decode", "another host", "here:or there"),
-        ]
-        closed.close()
-        found = parsed(await Federation(ME, things(1), lambda: others).collect())
+    with hanging() as closed:
+        pass
+    async with answering(500, b"no") as broken, answering(200, b"x 1\n" * 1000) as large:
+        with hanging() as hangs:
+            others = [
+                there("hangs", hangs),
+                there("broken", broken),
+                there("large", large),
+                there("closed", closed),
+                Member("elsewhere", "decode", "another host", large),  # its own loopback
+                Member("silent", "prefill", rpc.host_id(), ""),
+                there("garbled", "here:or there"),
+                Member("garbled there", "decode", "another host", "here:or there"),
+            ]
+            found = parsed(await Federation(ME, things(1), lambda: others).collect())
     up = {dict(labels)["instance"]: value for (name, labels), value in found.items() if name == federation.UP}
     assert up == {"router-1": 1, **{one.id: 0 for one in others}}
 
@@ -118,9 +102,9 @@ async def test_the_time_is_bounded_however_many_hang(monkeypatch):
     monkeypatch.setattr(federation, "AT_ONCE", 2)
     monkeypatch.setattr(federation, "ASK_S", 0.5)
     monkeypatch.setattr(federation, "ALL_S", 1.0)
-    with hanging() as port:
+    with hanging() as address:
         began = time.monotonic()
-        others = [there(f"w{number}", port) for number in range(100)]
+        others = [there(f"w{number}", address) for number in range(100)]
         found = parsed(await Federation(ME, things(1), lambda: others).collect())
         assert time.monotonic() - began < 20  # one after the other: 25 s
     assert sum(name == federation.UP for name, _ in found) == 101
@@ -151,24 +135,26 @@ def test_the_route_has_all_metrics_only_with_the_query():
             assert "vllm:tokens_total 7.0" in client.get(f"/metrics{query}").text
 
 
-@pytest.mark.parametrize("accept", ["", "application/openmetrics-text;version=1.0.0"])
-def test_processes_of_one_router_answer_for_all(accept):
+async def test_processes_of_one_router_answer_for_all():
+    formats = {
+        "": text_string_to_metric_families,
+        "application/openmetrics-text;version=1.0.0": openmetrics_families,
+    }
     with MetricsServer(things(2), "router.metrics_port", "127.0.0.1", 0) as other, hanging() as hangs:
-        addresses = {0: "127.0.0.1:1", 1: other.address, 2: f"127.0.0.1:{hangs}"}
+        addresses = {0: "127.0.0.1:1", 1: other.address, 2: hangs}
         collecting = Federation(ME, things(1), list, Processes(0, lambda: addresses))
-        with TestClient(Starlette(routes=[route(collecting)])) as client:
-            text = client.get("/metrics", headers={"Accept": accept}).text
-    families = openmetrics_families(text) if accept else text_string_to_metric_families(text)
-    found = {
-        key(sample.name, **sample.labels): sample.value for family in families for sample in family.samples
-    }
-    name = "baton_things_total"
-    assert found[key(name, kind='odd "one"', process="0")] == 1
-    assert found[key(name, kind='odd "one"', process="1")] == 2
-    up = {
-        dict(labels)["process"]: one for (what, labels), one in found.items() if what == federation.PROCESS_UP
-    }
-    assert up == {"0": 1, "1": 1, "2": 0}
+        transport = httpx.ASGITransport(Starlette(routes=[route(collecting)]))
+        async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+            asked = [client.get("/metrics", headers={"Accept": accept}) for accept in formats]
+            answers = await asyncio.gather(*asked)
+    for answer, parse in zip(answers, formats.values(), strict=True):
+        samples = [sample for family in parse(answer.text) for sample in family.samples]
+        found = {key(sample.name, **sample.labels): sample.value for sample in samples}
+        name = "baton_things_total"
+        assert found[key(name, kind='odd "one"', process="0")] == 1
+        assert found[key(name, kind='odd "one"', process="1")] == 2
+        up = {one.labels["process"]: one.value for one in samples if one.name == federation.PROCESS_UP}
+        assert up == {"0": 1, "1": 1, "2": 0}
 
 
 @pytest.mark.parametrize("escaping", ["", ";escaping=allow-utf-8", ";escaping=underscores"])

@@ -11,13 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.fake_worker import MODEL
+from baton.protos.worker_pb2 import PHASE_PREFILL
+from harness.fake_worker import MODEL, Fault, until
 from harness.support import eventually, free_port, listening
 from tests.services.router.http.site import START_S, Site, pair
 
 PAGE = Path("docs/proxies.md")
 PATIENCE_S = 3  # the proxies' timeout of a silent stream; a comment comes each second
-SILENT_S = 3.6  # how long the worker is silent; after five seconds the router would give it up
+SILENT_S = 3.6  # how long each stream is silent
 CHAT = [{"role": "user", "content": "Hi"}]
 # A body for each path, and its name for the length of the answer.
 PATHS = {
@@ -30,11 +31,9 @@ ENDS = ("[DONE]", "response.completed", "response.incomplete", "message_stop")
 
 
 def nginx(text, folder):
-    paths = "\n".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi"))
-    paths += "".join(f"\n{kind}_temp_path {folder}/{kind};" for kind in ("uwsgi", "scgi"))
-    around = (
-        f"daemon off; pid {folder}/pid; error_log stderr; events {{}}\nhttp {{ access_log off;\n{paths}\n"
-    )
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    paths = "\n".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
+    around = f"daemon off; pid {folder}/pid; error_log stderr; events {{}}\nhttp {{ access_log off; {paths}\n"
     (folder / "nginx.conf").write_text(f"{around}{text}}}\n")
     return ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
 
@@ -54,7 +53,7 @@ PROXIES = {"nginx": ("nginx", nginx), "haproxy": ("haproxy", haproxy), "envoy": 
 
 def page(language):
     (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return str(found)
+    return found
 
 
 @contextmanager
@@ -81,9 +80,8 @@ def site(start_router, tmp_path_factory):
 
 
 @pytest.fixture
-async def workers(site):
-    async with site.scheduler() as members, site.client() as http:
-        yield await pair(members, http, step_s=0.0)
+async def workers(members, http):
+    return await pair(members, http, step_s=0.0)
 
 
 async def stream(url, path, tokens):
@@ -107,23 +105,26 @@ async def test_proxies_neither_cut_nor_buffer_streams(site, workers, tmp_path, n
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
     with proxied(name, tmp_path, site.port) as url:
-        for worker in workers:
-            worker.wire_s = SILENT_S
-        for _, text, _ in await asyncio.gather(*(stream(url, path, 2) for path in PATHS)):
+        prefill, decode = workers
+        prefill.faults += [Fault(PHASE_PREFILL, silent=True)] * len(PATHS)
+        asking = asyncio.gather(*(stream(url, path, 2) for path in PATHS))
+        await until(lambda: len(prefill.running) == len(PATHS), "all wait for their first token")
+        await asyncio.sleep(SILENT_S)
+        prefill.go_on()
+        for _, text, _ in await asking:
             assert any(end in text for end in ENDS), text
             assert ": keep-alive\n\n" in text
-        for worker in workers:
-            worker.wire_s, worker.step_s = 0.0, 0.2
+        decode.step_s = 0.2
         for _, text, took_s in await asyncio.gather(*(stream(url, path, 11) for path in PATHS)):
             assert took_s > 0.5, text  # it was not buffered
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_streams_have_headers_for_proxies(site, workers, path):
-    headers, text, _ = await stream(site.url, path, 2)
-    assert headers["content-type"].startswith("text/event-stream")
-    assert (headers["x-accel-buffering"], headers["cache-control"]) == ("no", "no-cache")
-    assert ": keep-alive" not in text  # it was never silent
+async def test_streams_have_headers_for_proxies(site, workers):
+    for path in PATHS:
+        headers, text, _ = await stream(site.url, path, 2)
+        assert headers["content-type"].startswith("text/event-stream"), path
+        assert (headers["x-accel-buffering"], headers["cache-control"]) == ("no", "no-cache"), path
+        assert ": keep-alive" not in text, path  # it was never silent
 
 
 async def test_the_ipv6_wildcard_also_serves_ipv4(site, workers):

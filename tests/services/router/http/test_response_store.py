@@ -4,7 +4,6 @@ import pytest_asyncio
 
 from baton.protos.worker_pb2 import PHASE_DECODE
 from baton.services.tenants.model import Book, Tenant
-from harness import zygote
 from harness.api_site import ApiSite
 from harness.fake_worker import MODEL, Fault, until
 from harness.scheduling import until as until_async
@@ -20,10 +19,8 @@ ASKED = {"model": MODEL, "input": "Where?", "max_output_tokens": 200}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory):
-    book = Book(
-        tenants={"one": Tenant(concurrency=1)},
-        keys={"mine": api_key(MINE, "me"), "theirs": api_key(THEIRS, "them"), "one": api_key(ONE, "one")},
-    )
+    keys = {"mine": api_key(MINE, "me"), "theirs": api_key(THEIRS, "them"), "one": api_key(ONE, "one")}
+    book = Book(tenants={"one": Tenant(concurrency=1)}, keys=keys)
     async with ApiSite(tmp_path_factory.mktemp("stored"), book=book, environment=STORE) as made:
         made.says("It is Paris.")
         yield made
@@ -76,9 +73,8 @@ async def test_background_responses_end(site):
         found = await over(client, cut.id)
         assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
         site.worker.faults.append(Fault(PHASE_DECODE, silent=True))
-        late = await client.responses.create(
-            **ASKED, background=True, extra_headers={"X-Request-Timeout": "0.5"}
-        )
+        soon = {"X-Request-Timeout": "0.5"}
+        late = await client.responses.create(**ASKED, background=True, extra_headers=soon)
         failed = await over(client, late.id)
         assert failed.status == "failed"
         assert "took longer" in failed.error.message
@@ -135,19 +131,17 @@ async def test_a_background_response_is_cancelled(site):
     assert "Traceback" not in site.process.text
 
 
-async def test_a_second_router_does_not_start(site):
-    second = site.start_router(free_port())
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({}, "responses are stored in one router's memory"),
+        ({"processes": 2}, "router.processes: value 2 is not allowed"),
+    ],
+    ids=["a second router", "several processes"],
+)
+async def test_only_one_process_starts(site, more, why):
+    second = site.start_router(free_port(), **more)
     await until(lambda: second.poll() is not None, "it ends", 20)
-    assert "responses are stored in one router's memory" in second.text
+    assert why in second.text
     async with site.openai(MINE) as client:
         assert (await client.responses.create(**ASKED)).status == "completed"
-
-
-async def test_several_processes_are_refused(site, tmp_path_factory):
-    settings = {**site.settings, "router": {**site.settings["router"], "port": free_port(), "processes": 2}}
-    folder = tmp_path_factory.mktemp("processes")
-    process = zygote.shared().start(
-        "router", "harness.api_site:run", folder, settings=settings, environment=STORE
-    )
-    await until(lambda: process.poll() is not None, "it ends", 20)
-    assert "router.processes: value 2 is not allowed" in process.text

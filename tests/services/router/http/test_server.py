@@ -50,11 +50,8 @@ async def process():
         contextlib.closing(listen("127.0.0.1", 0)) as own,
         contextlib.closing(listen("127.0.0.1", 0)) as other,
     ):
-        one = Process(
-            Server(config, Seat(Group([own, other]), 0), 0.0, lambda: None),
-            own.getsockname()[1],
-            other.getsockname()[1],
-        )
+        server = Server(config, Seat(Group([own, other]), 0), 0.0, lambda: None)
+        one = Process(server, own.getsockname()[1], other.getsockname()[1])
         task = asyncio.create_task(one.server._serve([own]))
         await until(lambda: one.server.started, "it serves")
         yield one

@@ -64,21 +64,16 @@ def routers(start_router, tmp_path_factory):
     made.file = FileBook(str(book))
     asyncio.run(write_book(made.file, RedisBook(redis.url, "test")))
     for name, keys_file in (("file", str(book)), ("redis", "")):
-        port, metrics_port = free_port(), free_port()
+        ports = {"port": free_port(), "metrics_port": free_port()}
         process = start_router(
             folder / name,
             engine={"served_model_name": MODEL},
             scheduler={"address": f"127.0.0.1:{made.scheduler_port}", "topic": "test"},
-            router={
-                "port": port,
-                "metrics_port": metrics_port,
-                "keys_file": keys_file,
-                "keys_store": redis.url,
-            },
+            router={**ports, "keys_file": keys_file, "keys_store": redis.url},
         )
         made.processes.append(process)
-        made.urls.append(f"http://127.0.0.1:{port}")
-        made.metrics.append(f"http://127.0.0.1:{metrics_port}/metrics")
+        made.urls.append(f"http://127.0.0.1:{ports['port']}")
+        made.metrics.append(f"http://127.0.0.1:{ports['metrics_port']}/metrics")
     for url in made.urls:
         eventually(lambda url=url: listening(int(url.rpartition(":")[2])), START_S, "it listens")
     yield made
@@ -88,14 +83,12 @@ def routers(start_router, tmp_path_factory):
 @pytest.fixture
 async def worker(routers):
     settings = usual(address=f"127.0.0.1:{routers.scheduler_port}", topic="test", placement_lease_s=2.0)
-    async with SchedulerServer(settings) as server:
-        members = Members(server.address)
+    async with SchedulerServer(settings) as server, Members(server.address) as members:
         made = await members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.002))
         for url in routers.urls:
             async with httpx.AsyncClient(base_url=url, timeout=START_S) as http:
                 await until(lambda http=http: healthy(http), START_S)
         yield made
-        await members.close()
 
 
 @pytest.fixture

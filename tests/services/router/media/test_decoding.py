@@ -20,6 +20,7 @@ from harness.fake_worker import until
 from harness.pictures import chunk, data_url, frames, picture, png, saved, turned, webp_header
 
 PLACE = "messages[2].content[1]"
+PNG = "data:image/png;base64,"
 LIMIT = MediaSettings(max_megapixels=1)
 
 
@@ -103,10 +104,7 @@ def test_good_files_are_what_vllm_makes_of_them(name, admitted):
 
 
 BAD = {
-    "20,000 x 20,000": (
-        lambda: data_url(png(20_000, 20_000)),
-        "20000 x 20000 pixels; 1 megapixels are allowed",
-    ),
+    "20k x 20k": (lambda: data_url(png(20_000, 20_000)), "20000 x 20000 pixels; 1 megapixels are allowed"),
     "13,000 x 13,000": (lambda: data_url(png(13_000, 13_000)), "13000 x 13000 pixels"),
     "just above": (lambda: data_url(png(1001, 1000)), "1001 x 1000 pixels"),
     "webp of 16,383 x 16,383": (lambda: data_url(webp_header(16_383, 16_383), "webp"), "too many pixels"),
@@ -122,10 +120,7 @@ BAD = {
     "html": (lambda: data_url(b"<html>"), "not a readable"),
     "tiff": (lambda: data_url(saved(picture(), "TIFF"), "tiff"), "not a readable"),
     "bmp": (lambda: data_url(saved(picture(), "BMP"), "bmp"), "not a readable"),
-    "a jpeg that says png": (
-        lambda: data_url(saved(picture(), "JPEG")),
-        "declared as PNG, but its content is JPEG",
-    ),
+    "jpeg as png": (lambda: data_url(saved(picture(), "JPEG")), "declared as PNG, but its content is JPEG"),
     "declared as html": (lambda: "data:text/html;base64,AAAA", "'text/html', which is no image"),
     "animated gif": (lambda: data_url(frames("GIF"), "gif"), "animated"),
     "animated webp": (lambda: data_url(frames("WEBP"), "webp"), "animated"),
@@ -137,11 +132,8 @@ BAD = {
         "too large|cannot be read|not a readable",
     ),
     "cut base64": (lambda: data_url(saved(picture()))[:-3], "not base64"),
-    "no base64": (lambda: "data:image/png;base64,@@@@", "not base64"),
-    "wrapped base64": (
-        lambda: "data:image/png;base64," + base64.encodebytes(saved(picture())).decode(),
-        "not base64",
-    ),
+    "no base64": (lambda: f"{PNG}@@@@", "not base64"),
+    "wrapped base64": (lambda: PNG + base64.encodebytes(saved(picture())).decode(), "not base64"),
     "percent-encoded base64": (lambda: data_url(saved(picture())) + "%3D", "not base64"),
     "percent-encoded": (lambda: "data:image/png,%89PNG%0D", "must be data:image/FORMAT;base64,DATA"),
     "no comma": (lambda: "data:image/png;base64", "must be data:"),

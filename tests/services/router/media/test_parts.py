@@ -15,9 +15,8 @@ A, B = {"url": "data:a"}, {"url": "data:b", "detail": "low"}
 
 
 def chat(*parts, kind=ChatCompletionRequest, role="user", **more):
-    return kind(
-        model="m", messages=[{"role": "user", "content": "x"}, {"role": role, "content": [*parts], **more}]
-    )
+    messages = [{"role": "user", "content": "x"}, {"role": role, "content": [*parts], **more}]
+    return kind(model="m", messages=messages)
 
 
 def found(request, **more):
@@ -55,9 +54,8 @@ def test_several_chats():
 )
 def test_a_response(item, place):
     image = {"type": "input_image", "image_url": "data:a", "detail": "auto"}
-    request = ResponsesRequest(
-        model="m", input=[{k: [image] if v == "PARTS" else v for k, v in item.items()}]
-    )
+    item = {name: [image] if value == "PARTS" else value for name, value in item.items()}
+    request = ResponsesRequest(model="m", input=[item])
     assert found(request) == [(place, "data:a")]
     assert found(request) == [(place, "data:a")]  # vLLM reads it a second time
 
@@ -72,10 +70,8 @@ def test_anthropics_messages():
     stored = {"type": "base64", "media_type": "image/png", "data": "QQ=="}
     result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "source": stored}]}
     remote = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
-    content = [{"type": "text", "text": "x"}, remote, result]
-    request = AnthropicMessagesRequest(
-        model="m", max_tokens=1, messages=[{"role": "user", "content": content}]
-    )
+    messages = [{"role": "user", "content": [{"type": "text", "text": "x"}, remote, result]}]
+    request = AnthropicMessagesRequest(model="m", max_tokens=1, messages=messages)
     assert found(request) == [
         ("messages[0].content[1]", "https://example.com/a.png"),
         ("messages[0].content[2].content[0]", "data:image/png;base64,QQ=="),

@@ -44,10 +44,8 @@ async def test_the_feed_shows_what_the_scheduler_knows():
         await until(both)
         last = (await messages(client, 2))[-1]
         rows = [dict(zip(COLUMNS, row, strict=True)) for row in last["workers"]]
-        assert {(row["id"], row["role"], row["state"]) for row in rows} == {
-            ("p", "prefill", "ready"),
-            ("d", "decode", "ready"),
-        }
+        found = sorted((row["id"], row["role"], row["state"]) for row in rows)
+        assert found == [("d", "decode", "ready"), ("p", "prefill", "ready")]
         assert any("registered" in text for *_, text in last["events"])
 
 
@@ -73,11 +71,8 @@ async def test_requests_are_listed_and_found():
         found = (await client.get("/ops/requests", params={"search": "decode-7"})).json()
         assert [row["request_id"] for row in found] == ["one"]
         one = (await client.get("/ops/requests/cmpl-two")).json()
-        assert (one["outcome"], len(one["attempts"]), one["events"][0]["attributes"]["trouble"]) == (
-            "error",
-            2,
-            "lost",
-        )
+        assert (one["outcome"], len(one["attempts"])) == ("error", 2)
+        assert one["events"][0]["attributes"]["trouble"] == "lost"
         assert (await client.get("/ops/requests/nobody")).status_code == 404
 
 
@@ -121,14 +116,11 @@ async def test_an_action_goes_to_the_models_scheduler_that_has_the_worker():
     ],
 )
 async def test_doubtful_actions_are_refused(changes, headers, status, said):
-    forbidden = {"forbidden": said} if said == RIGHTS else {}
-    async with (
-        live_page(**forbidden) as page,
-        httpx.AsyncClient(base_url=page.url, headers=headers) as client,
-    ):
+    forbidden = said if said == RIGHTS else ""
+    async with live_page("", forbidden) as page, httpx.AsyncClient(base_url=page.url) as client:
         await page.register(("d-1", pb.ROLE_DECODE))
         action = {"action": "drain", "worker": "d-1", "confirm": "d-1"} | changes
-        response = await client.post("/ops/actions", json=action)
+        response = await client.post("/ops/actions", json=action, headers=headers)
         assert response.status_code == status
         assert said == response.json()["error"]["message"] if forbidden else said in response.text
         assert not (await page.scheduler.describe()).drained

@@ -113,11 +113,8 @@ async def test_parameters_that_would_break_a_step_are_refused_before_placement(c
 async def test_the_router_adopts_its_workers_limits(cluster):
     """An older worker sends none, so the router's own stay."""
     before = cluster.client.limits.steps
-    llm = SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=2048),
-        vllm_config=SimpleNamespace(cache_config=SimpleNamespace()),
-        engine_core=cluster.client,
-    )
+    llm = SimpleNamespace(model_config=SimpleNamespace(max_model_len=2048), engine_core=cluster.client)
+    llm.vllm_config = SimpleNamespace(cache_config=SimpleNamespace())
     RelayLLM.learn(llm, capacity())
     assert cluster.client.limits.steps == before
     told = StepLimits(512, runner_v2=True, drafts_always=True, prompt_logprobs=False)

@@ -91,9 +91,8 @@ def test_values_that_vllm_would_refuse(frontend, line):
 
 def test_arguments_that_contradict_each_other():
     stats = refusal({"extra": {"disable_log_stats": True}}, frontend={"enable_per_request_metrics": True})
-    assert stats.startswith(
-        "router.frontend: --enable-per-request-metrics requires engine statistics logging"
-    )
+    why = "router.frontend: --enable-per-request-metrics requires engine statistics logging"
+    assert stats.startswith(why)
 
 
 @pytest.mark.parametrize(

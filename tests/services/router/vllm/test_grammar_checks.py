@@ -26,13 +26,11 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.fixture
-def router():
+def router(monkeypatch):
     """Make vLLM check grammars as in a router during the test."""
-    before = [(module, name, getattr(module, name)) for module, name in native_checks()]
+    for module, name in native_checks():
+        monkeypatch.setattr(module, name, getattr(module, name))  # restores it after the test
     leave_to_workers()
-    yield
-    for module, name, function in before:
-        setattr(module, name, function)
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """vLLM gets the images that were admitted, under the names that it would give them, and no other media."""
 
 import asyncio
-import gc
 from types import SimpleNamespace
 
 import pytest
@@ -76,14 +75,11 @@ async def test_images_have_vllms_names(name, door, connector, admission):
         await connector.fetch_image_async(url)
 
 
+@pytest.mark.usefixtures("no_garbage_collection")
 async def test_a_refused_request_keeps_no_pixels(door, admission):
-    gc.disable()
-    try:
-        with pytest.raises(RefusedByRouter, match="cannot be read"):
-            await checked(chat(data_url(FILES["plain"]), data_url(FILES["with alpha"][:-400])), door)
-        await until(lambda: door.pixels == 0, "nothing is held")
-    finally:
-        gc.enable()
+    with pytest.raises(RefusedByRouter, match="cannot be read"):
+        await checked(chat(data_url(FILES["plain"]), data_url(FILES["with alpha"][:-400])), door)
+    await until(lambda: door.pixels == 0, "nothing is held")
 
 
 async def test_requests_do_not_see_each_others_images(door, connector):
@@ -132,9 +128,8 @@ async def test_a_bad_image_in_anthropics_form(door, admission):
     """Errors name the part in the client's request, not in the chat that vLLM makes of it."""
     source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
     result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "source": source}]}
-    request = AnthropicMessagesRequest(
-        model="m", max_tokens=1, messages=[{"role": "user", "content": [result]}]
-    )
+    messages = [{"role": "user", "content": [result]}]
+    request = AnthropicMessagesRequest(model="m", max_tokens=1, messages=messages)
 
     async def never(*_):
         raise AssertionError

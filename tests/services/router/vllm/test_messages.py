@@ -1,3 +1,4 @@
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,14 +15,9 @@ from baton.services.router.vllm.messages import adopt_messages
 
 
 def converted(arguments, finish, stop):
-    handler = SimpleNamespace(
-        create_messages=None,
-        count_tokens=None,
-        message_stream_converter=None,
-        messages_full_converter=lambda answer: AnthropicServingMessages.messages_full_converter(None, answer),
-    )
-    for name in ("create_messages", "count_tokens", "message_stream_converter"):
-        setattr(handler, name, AnthropicServingMessages.create_messages)
+    unused = ("create_messages", "count_tokens", "message_stream_converter")
+    handler = SimpleNamespace(**dict.fromkeys(unused, AnthropicServingMessages.create_messages))
+    handler.messages_full_converter = partial(AnthropicServingMessages.messages_full_converter, None)
     adopt_messages(SimpleNamespace(anthropic_serving_messages=handler))
     call = ToolCall(id="c", function=FunctionCall(name="look", arguments=arguments))
     message = ChatMessage(role="assistant", content=None, tool_calls=[call])

@@ -21,12 +21,8 @@ async def test_waiting_tokens_are_merged():
     queue.put(output("a", 2, 3))
     queue.put(output("a", 4, finish_reason=FinishReason.STOP, stop_reason=4))
     first, second = (await queue.take()).outputs
-    assert (first.request_id, first.new_token_ids, first.finish_reason) == (
-        "a",
-        [1, 2, 3, 4],
-        FinishReason.STOP,
-    )
-    assert first.stop_reason == 4
+    assert (first.request_id, first.new_token_ids) == ("a", [1, 2, 3, 4])
+    assert (first.finish_reason, first.stop_reason) == (FinishReason.STOP, 4)
     assert second.new_token_ids == [9]
 
 

@@ -84,13 +84,12 @@ def test_the_ids_are_the_tokenizers_own(pattern, frame):
     tokenizer = made(pattern, frame=frame)
     rng = random.Random(f"{pattern}{frame}")
     in_pieces = 0
-    for _ in range(30):
-        text = text_of(rng)
-        for options in (WHOLE, {**WHOLE, "add_special_tokens": False}):
-            found = pieces.ids_in_pieces(tokenizer, text, **options)
-            in_pieces += found is not None
-            assert found is None or found == tokenizer(text, **options)["input_ids"], repr(text)
-    assert in_pieces > 55
+    for number in range(30):
+        text, options = text_of(rng), {**WHOLE, "add_special_tokens": number % 2 == 0}
+        found = pieces.ids_in_pieces(tokenizer, text, **options)
+        in_pieces += found is not None
+        assert found is None or found == tokenizer(text, **options)["input_ids"], repr(text)
+    assert in_pieces > 27
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -131,14 +130,7 @@ def test_split_special_tokens_stay_split():
 def test_a_run_ends_within_a_piece_or_begins_a_large_one():
     """A run that is one word is cut. A run of newlines is not: the pattern may take all of it."""
     cutter = pieces.cutter_of(made())
-    for unit, most in (
-        (" ", 500),
-        ("a", 500),
-        ("/", 500),
-        ("\u4e2d", 500),
-        ("\U0001f600", 500),
-        ("\n", 9_000),
-    ):
+    for unit, most in {**dict.fromkeys((" ", "a", "/", "\u4e2d", "\U0001f600"), 500), "\n": 9_000}.items():
         places = pieces._Places(cutter, unit * 9_000)
         assert places.next(0)[0] <= most, unit
 
@@ -198,7 +190,7 @@ def measure():
         return BaseRenderer._tokenize_prompt(renderer, prompt, params)["prompt_token_ids"]
 
     run("Hello world. " * 10_000)
-    for text in (" " * 2_200_000, "Hello world. " * 170_000, "/home/x/1 " * 100_000):
+    for text in (" " * 900_000, "Hello world. " * 70_000, "/home/x/1 " * 100_000):
         Path("/proc/self/clear_refs").write_text("5")  # resets the highest use
         before = memory("VmRSS")
         ids = run(text)
@@ -212,4 +204,4 @@ def test_a_long_text_that_fits_takes_little_memory(tmp_path):
     assert process.wait(420) == 0, process.text
     rows = [line.split() for line in process.text.splitlines()]
     assert len(rows) == 3
-    assert all(int(tokens) > 50_000 and float(per_character) < 20 for tokens, per_character in rows), rows
+    assert all(int(tokens) > 25_000 and float(per_character) < 20 for tokens, per_character in rows), rows

@@ -38,11 +38,8 @@ def test_routers_name_images_alike_wherever_the_model_is(tmp_path):
 
 def test_images_are_named_by_their_files_even_without_caches():
     model = VISIONS["llava"]
-    engine = EngineSettings(
-        model=str(model.target(model.checkpoint())),
-        enable_prefix_caching=False,
-        extra={"mm_processor_cache_gb": 0},
-    )
+    folder, extra = str(model.target(model.checkpoint())), {"mm_processor_cache_gb": 0}
+    engine = EngineSettings(model=folder, enable_prefix_caching=False, extra=extra)
     assert build_config(Settings(engine=engine)).cache_config.enable_prefix_caching
 
 

@@ -11,7 +11,7 @@ from vllm.tokenizers import get_tokenizer
 from baton.services.router.vllm import tokenizing
 from harness.deployment import MODEL
 
-TEXT = "The quick brown fox jumps over the lazy dog. " * 20_000  # 900 KB
+TEXT = "The quick brown fox jumps over the lazy dog. " * 10_000  # 450 KB
 LENGTH = 2_000
 
 
