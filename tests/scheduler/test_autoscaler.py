@@ -128,7 +128,7 @@ async def test_a_fleet_may_be_ordered_to_run_nothing(topic):
 
 @asynccontextmanager
 async def flipping(server, client):
-    """Run a prefill worker and two decode workers; yield the first of these: it alone is asked to change."""
+    """Run a prefill worker and two decode workers; yield the first of these, the only one asked to change."""
     async with (
         working(client, identity("p", P)),
         Changer().registered(client, identity("d1", D)) as first,
