@@ -32,13 +32,19 @@ def environment(folder: Path) -> dict[str, str]:
     return own | {_HOOK: f"{__name__}.{fork_nodes.__name__}"}
 
 
+def nodes(folder: Path) -> list[psutil.Process]:
+    """Return the running `baton node` processes of Ray with this folder."""
+    wanted = f"baton node --orders --log-dir {folder}/"
+    every = psutil.process_iter(["cmdline"])
+    return [one for one in every if wanted in " ".join(one.info["cmdline"] or ())]
+
+
 def parts(folder: Path) -> dict[str, psutil.Process]:
     """Return the running parts by name, of Ray with this folder."""
     found: dict[str, psutil.Process] = {}
-    for node in psutil.process_iter(["cmdline"]):
-        if f"baton node --orders --log-dir {folder}/" in " ".join(node.info["cmdline"] or ()):
-            with suppress(psutil.Error):  # it has ended
-                found |= {_title(part): part for part in node.children()}
+    for node in nodes(folder):
+        with suppress(psutil.Error):  # it has ended
+            found |= {_title(part): part for part in node.children()}
     return {title.removeprefix("baton "): part for title, part in found.items() if title}
 
 
@@ -51,11 +57,11 @@ def _title(process: psutil.Process) -> str:
 def fork_nodes() -> None:
     from baton.services.fleet import processes
 
-    own = {"Popen": _forked, "PIPE": subprocess.PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
+    own = {"Popen": fork_node, "PIPE": subprocess.PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
     mock.patch.object(processes, "subprocess", SimpleNamespace(**own)).start()
 
 
-def _forked(
+def fork_node(
     command: list[str], *, stderr: IO[bytes], env: Mapping[str, str], cwd: str | None, **_options: Any
 ) -> zygote.Forked:
     """Fork `python -P -m MODULE ARGUMENT ...`, and return it with the pipes of a Popen."""

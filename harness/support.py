@@ -132,7 +132,18 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+    for one in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ends between the two calls
+            if one.is_running() and one.status() != psutil.STATUS_ZOMBIE:
+                return False
+    return True
+
+
+def signals_of(pid: int, *fields: str) -> set[int]:
+    """Return a process's signals in these fields of /proc/PID/status: SigPnd, ShdPnd (pending), SigIgn."""
+    lines = (line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    masks = [int(value, 16) for name, value in lines if name in fields]
+    return {number for number in signal.valid_signals() if any(mask >> number - 1 & 1 for mask in masks)}
 
 
 def segments(processes: list[psutil.Process]) -> list[Path]:

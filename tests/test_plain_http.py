@@ -1,15 +1,16 @@
 """HTTP and gRPC between Baton's processes ignore proxies."""
 
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import asyncio
 
 import grpc
 import pytest
+from aiohttp import web
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton import plain_http
 from baton.rpc import SERVER_OPTIONS, Dialler
 from baton.security.names import Role
+from harness.serving import serving
 from harness.support import CALL_S, free_port
 
 NAMES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
@@ -26,29 +27,16 @@ def dead_proxy(monkeypatch):
         monkeypatch.setenv(name.upper(), proxy)
 
 
-class Page(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"here")
+async def test_http_ignores_proxies():
+    async def page(_request):
+        return web.Response(text="here")
 
-    def log_message(self, *_):
-        pass
+    def got(url):
+        with plain_http.get(url, CALL_S) as answer:
+            return answer.read()
 
-
-@pytest.fixture
-def page():
-    with HTTPServer(("127.0.0.1", 0), Page) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
-
-
-def test_http_ignores_proxies(page):
-    with plain_http.get(page, CALL_S) as answer:
-        assert answer.read() == b"here"
+    async with serving(page) as address:
+        assert await asyncio.to_thread(got, f"http://{address}/") == b"here"
 
 
 async def test_grpc_ignores_proxies():

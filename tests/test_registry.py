@@ -9,12 +9,8 @@ from baton.registry import Registry
 
 
 def registry(**changes):
-    builtin = {
-        "path": "pathlib:Path",
-        "posix": "pathlib:PosixPath",
-        "pure": "pathlib:PurePath",
-        "gone": "nowhere:X",
-    }
+    builtin = {"path": "pathlib:Path", "posix": "pathlib:PosixPath", "pure": "pathlib:PurePath"}
+    builtin["gone"] = "nowhere:X"
     return Registry("path class", Path, builtin, aliases={"p": "path"}, **changes)
 
 
@@ -61,9 +57,8 @@ def test_a_package_adds_a_name(installed):
 
 def test_a_name_registered_twice_is_refused(installed):
     installed("more", "path = pathlib:PosixPath")
-    with pytest.raises(
-        BatonError, match=r"twice: pathlib:Path .Baton. and pathlib:PosixPath .package more.; uninst"
-    ):
+    why = r"twice: pathlib:Path .Baton. and pathlib:PosixPath .package more.; uninst"
+    with pytest.raises(BatonError, match=why):
         registry(group="test.paths").load("path")
 
 

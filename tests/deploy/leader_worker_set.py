@@ -4,9 +4,13 @@ The schema knows the fields of leaderworkerset.x-k8s.io/v1 and closes its object
 unknown ones silently. Pod templates are checked as Kubernetes' own.
 """
 
+from functools import cache
+
 import jsonschema
 import kubernetes_validate
 
+# Validation would parse a megabyte of schemas for each document.
+kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 LABELS = "leaderworkerset.sigs.k8s.io"
 _NUMBER = {"type": "integer", "minimum": 0}
 _ANY = {"type": "object"}

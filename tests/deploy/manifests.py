@@ -1,6 +1,5 @@
 import os
 import re
-import subprocess
 import sys
 from functools import cache, cached_property
 from pathlib import Path
@@ -13,7 +12,7 @@ from baton.handoff.ports import of_worker
 from baton.services.config import load
 from baton.services.ray.serve_args import read
 from harness import dockerfile
-from harness.support import ROOT
+from harness.support import ROOT, ran
 from tests.deploy.leader_worker_set import LABELS, as_workload
 from tests.deploy.network_policies import Place, matches
 
@@ -31,8 +30,7 @@ UNITS = {"": 1, "m": 0.001, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
 def render(overlay):
-    command = [str(Path(sys.prefix) / "bin" / "kubectl"), "kustomize", str(FOLDER / "overlays" / overlay)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = ran(Path(sys.prefix) / "bin" / "kubectl", "kustomize", FOLDER / "overlays" / overlay)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 
@@ -109,10 +107,8 @@ class Workload:
         if self.kind == "scheduler":
             return [settings.scheduler.address]
         handoff = settings.handoff
-        return [
-            settings.worker.listen,
-            *([addresses.join(handoff.host, handoff.port)] if handoff.host else []),
-        ]
+        pulled = [addresses.join(handoff.host, handoff.port)] if handoff.host else []
+        return [settings.worker.listen, *pulled]
 
     @property
     def handoff_ports(self):

@@ -266,25 +266,12 @@ def promtool(folder, name, cases):
     (folder / "rules.yaml").write_text(yaml.safe_dump(content))
 
     def test(case):
-        return {
-            "name": case.about,
-            "interval": every,
-            "input_series": [{"series": key, "values": values} for key, values in case.series.items()],
-            "alert_rule_test": [
-                {
-                    "eval_time": f"{case.after_s}s",
-                    "alertname": name,
-                    "exp_alerts": [
-                        {"exp_labels": {"severity": severity[name], **labels}} for labels in case.fires
-                    ],
-                }
-            ],
-        }
+        series = [{"series": key, "values": values} for key, values in case.series.items()]
+        fires = [{"exp_labels": {"severity": severity[name], **labels}} for labels in case.fires]
+        alert = {"alertname": name, "eval_time": f"{case.after_s}s", "exp_alerts": fires}
+        return {"name": case.about, "interval": every, "input_series": series, "alert_rule_test": [alert]}
 
-    wanted = {
-        "rule_files": ["rules.yaml"],
-        "evaluation_interval": every,
-        "tests": [test(case) for case in cases],
-    }
+    tests = [test(case) for case in cases]
+    wanted = {"rule_files": ["rules.yaml"], "evaluation_interval": every, "tests": tests}
     (folder / "test.yaml").write_text(yaml.safe_dump(wanted))
     return ran("promtool", "test", "rules", "test.yaml", cwd=folder)

@@ -1,6 +1,5 @@
 import json
 import re
-import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from deploy.boards.alerts import ALERTS, RECORDS, RUNBOOKS
 from deploy.boards.model import WINDOW
 from harness.metric_families import series_names
 from harness.prometheus import why_not
-from harness.support import ROOT
+from harness.support import ROOT, ran
 
 # Metrics of Prometheus itself, and of vLLM's front end in routers.
 OTHERS = {"up", "ALERTS", "vllm:prompt_tokens_total", "vllm:num_preemptions_total"}
@@ -119,8 +118,7 @@ def test_prometheus_and_alertmanager_accept_their_files(command):
     words = command.split()
     if why := why_not(words[0]):
         pytest.skip(why)
-    folder = DEPLOY / "prometheus"
-    done = subprocess.run(words, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+    done = ran(*words, cwd=DEPLOY / "prometheus")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -174,9 +172,8 @@ def test_prometheus_finds_scheduler_alertmanager_and_rules():
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
     (scrape,) = config["scrape_configs"]
     assert scrape["honor_labels"]
-    assert [one["url"] for one in scrape["http_sd_configs"]] == [
-        f"http://scheduler:{port_of('scheduler')}/targets"
-    ]
+    (discovered,) = scrape["http_sd_configs"]
+    assert discovered["url"] == f"http://scheduler:{port_of('scheduler')}/targets"
     ((manager,),) = [one["static_configs"][0]["targets"] for one in config["alerting"]["alertmanagers"]]
     assert manager == f"alertmanager:{port_of('alertmanager')}"
     volumes = [one.split(":")[:2] for one in compose()["services"]["prometheus"]["volumes"]]

@@ -29,7 +29,7 @@ from baton.services.cli.main import app
 from baton.services.config import ENV_PREFIX
 from baton.services.router.http.authentication import OPEN
 from harness import dockerfile
-from harness.support import ROOT, eventually, free_port, listening
+from harness.support import ROOT, eventually, free_port, listening, ran
 from tests.deploy.leader_worker_set import validate
 from tests.deploy.manifests import FIELDS, NAMESPACE, quantity, rendered, secrets
 from tests.deploy.network_policies import matches
@@ -202,11 +202,7 @@ def test_commands(manifests):
 @pytest.mark.parametrize(
     ("section", "kinds", "own"),
     [
-        (
-            "scheduler",
-            ("ca", "scheduler", "router", "worker"),
-            {"address", "metrics_port", "store"},
-        ),
+        ("scheduler", ("ca", "scheduler", "router", "worker"), {"address", "metrics_port", "store"}),
         ("engine", ("ca", "router", "worker"), set()),
         ("handoff", ("worker",), set()),
     ],
@@ -348,11 +344,9 @@ def test_the_redis_command(tmp_path):
     port = free_port()
 
     def here(words):
-        moved = [one.replace("/run/secrets/redis/password", str(password)) for one in words]
-        return [
-            one.replace("port 6379", f"port {port}").replace("redis-cli", f"redis-cli -p {port}")
-            for one in moved
-        ]
+        text = json.dumps(words).replace("/run/secrets/redis/password", str(password))
+        text = text.replace("port 6379", f"port {port}").replace("redis-cli", f"redis-cli -p {port}")
+        return json.loads(text)
 
     one = rendered("cpu").workload("redis").container
     server = subprocess.Popen(here(one["command"]), stdout=subprocess.DEVNULL, cwd=tmp_path)
@@ -367,9 +361,9 @@ def test_the_redis_command(tmp_path):
             pytest.raises(redis.AuthenticationError),
         ):
             client.ping()
-        assert subprocess.run(probe, capture_output=True, timeout=20, check=False).returncode == 0
+        assert ran(*probe).returncode == 0
         password.write_text("another")
-        assert subprocess.run(probe, capture_output=True, timeout=20, check=False).returncode != 0
+        assert ran(*probe).returncode != 0
         assert "correct" not in Path(f"/proc/{server.pid}/cmdline").read_text()
         assert Path(f"/proc/{server.pid}/comm").read_text().strip() == "redis-server"  # SIGTERM reaches it
     finally:
@@ -394,6 +388,6 @@ def test_the_copy_of_the_home_needs_no_privileges():
         moved = {f"{HOME}/.": f"{home}/.", first["volumeMounts"][0]["mountPath"]: str(copied)}
         as_user = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
         command = [*as_user, *(moved.get(word, word) for word in first["command"])]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        done = ran(*command)
         assert done.returncode == 0, done.stderr
         assert (copied / ".cache" / "compiled").read_text() == "x"

@@ -25,16 +25,14 @@ def worker(name, role, method="", **drafting):
     )
 
 
-def printed(description, width):
+def printed(description, width=160):
     console = Console(width=UNLIMITED, file=io.StringIO(), highlight=False)
     console.print(render(description, width))
     return console.file.getvalue().splitlines()
 
 
-def shown(*workers, store_problem=""):
-    return printed(
-        pb.Description(topic="t", store="memory", workers=workers, store_problem=store_problem), 160
-    )
+def shown(*workers, **more):
+    return printed(pb.Description(topic="t", store="memory", workers=workers, **more))
 
 
 def test_each_worker_that_drafts_has_a_line():
@@ -56,9 +54,8 @@ def test_each_worker_that_drafts_has_a_line():
 
 def test_encode_workers_have_a_table_of_embeddings_and_no_blocks():
     one = worker("encode-0", pb.ROLE_ENCODE)
-    one.load.embeddings.CopyFrom(
-        pb.Embeddings(images=3, bytes=5 << 20, capacity=64 << 20, computed=7, found=2)
-    )
+    kept = pb.Embeddings(images=3, bytes=5 << 20, capacity=64 << 20, computed=7, found=2)
+    one.load.embeddings.CopyFrom(kept)
     lines = shown(one, worker("prefill-0", pb.ROLE_PREFILL))
     blocks, kept = (line.split() for line in lines if "encode-0" in line)
     assert blocks[:6] == ["encode-0", "encode", "ready", "0", "0", "-"]
@@ -69,7 +66,7 @@ def test_encode_workers_have_a_table_of_embeddings_and_no_blocks():
 def test_images_are_no_requests():
     ids = ("a", image_id("a", 0), image_id("a", 1), "b/i", "i1")
     attempts = [pb.LiveAttempt(attempt=pb.Attempt(request_id=one)) for one in ids]
-    assert "3 requests in flight" in printed(pb.Description(attempts=attempts), 160)[0]
+    assert "3 requests in flight" in shown(attempts=attempts)[0]
 
 
 def test_each_of_several_schedulers_gets_the_message():
@@ -77,16 +74,15 @@ def test_each_of_several_schedulers_gets_the_message():
         pb.SchedulerStatus(address="a:7400", placements=12),
         pb.SchedulerStatus(address="b:7400", placements=7, store_problem="redis is down"),
     ]
-    lines = printed(pb.Description(topic="t", store="redis://r", schedulers=told), 160)
+    lines = shown(schedulers=told)
     assert "placements by scheduler, since each began: a:7400 12, b:7400 7 WITHOUT ITS STORE" in lines
-    assert not any("by scheduler" in line for line in printed(pb.Description(schedulers=told[:1]), 160))
+    assert not any("by scheduler" in line for line in shown(schedulers=told[:1]))
 
 
 def test_drained_workers_are_listed_even_if_not_running():
     held = worker("decode-1.77", pb.ROLE_DECODE)
     held.identity.name, held.state, held.drained = "decode-1", pb.WORKER_STATE_DRAINING, True
-    description = pb.Description(topic="t", store="memory", workers=[held], drained=["decode-1", "prefill-9"])
-    lines = printed(description, 160)
+    lines = shown(held, drained=["decode-1", "prefill-9"])
     assert "drained and not running: prefill-9" in lines
     assert next(line.split()[2] for line in lines if "decode-1.77" in line) == "drained"
     assert not any("drained" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))

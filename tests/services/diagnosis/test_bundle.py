@@ -1,15 +1,16 @@
+import asyncio
 import json
 import stat
 import tarfile
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import yaml
+from aiohttp import web
 
 from baton.services.config import load
 from baton.services.diagnosis import bundle
 from baton.services.diagnosis.bundle import HIDDEN, Hider, masked
+from harness.serving import serving
 from harness.support import free_port
 
 MARK = "c4nary"
@@ -28,30 +29,13 @@ SECRETS = {
 }
 
 
-class _Metrics(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"seen " + self.headers.get("Authorization", "").encode())
-
-    def log_message(self, *_):
-        pass
+async def metrics(request):
+    return web.Response(text="seen " + request.headers.get("Authorization", ""))
 
 
-@pytest.fixture
-def metrics():
-    with HTTPServer(("127.0.0.1", 0), _Metrics) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def config(tmp_path, metrics):
+def config(folder, router_port):
     def written(name):
-        path = tmp_path / name.replace(" ", "-")
+        path = folder / name
         path.write_text(SECRETS[name] + "\n")
         path.chmod(0o600)
         return str(path)
@@ -60,10 +44,7 @@ def config(tmp_path, metrics):
         "engine": {
             "extra": {"hf_token": SECRETS["hub"], "max_logprobs": 5, "deep": {"er": SECRETS["nested"]}}
         },
-        "router": {
-            "api_key": SECRETS["api"],
-            "port": metrics,
-        },
+        "router": {"api_key": SECRETS["api"], "port": router_port},
         "ops": {"key": f"file:{written('page')}"},
         "scheduler": {
             "address": f"127.0.0.1:{free_port()}",
@@ -78,20 +59,21 @@ def texts(path):
         return {name: file.read().decode() for name, file in found.items() if file}
 
 
-def test_no_secret_is_in_it(config, tmp_path, monkeypatch):
+async def test_no_secret_is_in_it(tmp_path, monkeypatch):
     """Secrets are masked even if a log, a variable or an answer repeats them."""
     monkeypatch.setenv("VLLM_API_KEY", SECRETS["environment"])
     monkeypatch.setenv("BATON_ROUTER__API_KEY", SECRETS["api"])
     headers = f"x-api-key={SECRETS['header']},Authorization=Bearer%20{SECRETS['bearer']}"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
-    settings = load(config)
     logs = tmp_path / "logs"
     logs.mkdir()
     everything = "\n".join(f"{name} is {secret} {json.dumps(secret)}" for name, secret in SECRETS.items())
     (logs / "router.log").write_text(f"beginning\n{'x' * bundle.LOG_END}\n{everything}\nthe end\n")
     out = tmp_path / "bundle.tar.gz"
     out.touch(0o644)  # an older file, readable by all
-    names = bundle.write(settings, out, str(logs))
+    async with serving(metrics) as address:
+        settings = load(config(tmp_path, address.partition(":")[2]))
+        names = await asyncio.to_thread(bundle.write, settings, out, str(logs))
     found = texts(out)
     assert list(found) == names
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
@@ -127,7 +109,7 @@ def test_no_secret_is_in_it(config, tmp_path, monkeypatch):
         assert SECRETS[name] not in shown
     assert "%2Fstore" not in dump + shown
     assert SECRETS["token"].split(".")[1] not in shown
-    path = config["scheduler"]["store"].partition("password_file=")[2]
+    path = settings.scheduler.store.partition("password_file=")[2]
     by_file = load({"router": {"keys_store": f"redis://127.0.0.1:1/0?password_file={path}"}})
     assert SECRETS["file"] not in Hider.of(by_file, {}).hide(everything)
 

@@ -1,5 +1,5 @@
 import asyncio
-import threading
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -24,63 +24,42 @@ def act(folder, authority, role):
 
 @pytest.fixture
 def authority(tmp_path):
-    yield Authority.create(tmp_path / "ca")
-    rpc.act_as(None)
+    return Authority.create(tmp_path / "ca")
 
 
-@pytest.fixture
-def serve(tmp_path):
-    """Run a scheduler in a thread, because the check blocks."""
-    stops = []
+@asynccontextmanager
+async def checked(folder, of_scheduler, of_operator):
+    """Run a scheduler, and yield a function that returns an operator's findings; each has its own CA."""
+    act(folder / "scheduler", of_scheduler, Role.SCHEDULER)
+    async with SchedulerServer(Options(topic=TOPIC)) as server:
+        act(folder / "operator", of_operator, Role.OPERATOR)
+        scheduler = {"address": server.address, "topic": TOPIC}
+        settings = load({"scheduler": scheduler, "security": {"tls": True}})
 
-    def start(authority):
-        act(tmp_path / "scheduler", authority, Role.SCHEDULER)
-        loop, ready, address = asyncio.new_event_loop(), threading.Event(), [""]
-        stop = asyncio.Event()
+        async def found():
+            listed = await asyncio.to_thread(lambda: list(certificates.findings(settings)))
+            return {one.subject.replace(server.address, "ADDRESS"): one for one in listed}
 
-        async def run():
-            async with SchedulerServer(Options(topic=TOPIC)) as server:
-                address[0] = server.address
-                ready.set()
-                await stop.wait()
-
-        thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
-        thread.start()
-        assert ready.wait(20)
-        stops.append((loop, stop, thread))
-        return address[0]
-
-    yield start
-    for loop, stop, thread in stops:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
+        yield found
 
 
-def found(address):
-    settings = load({"scheduler": {"address": address, "topic": TOPIC}, "security": {"tls": True}})
-    return {one.subject: one for one in certificates.findings(settings)}
-
-
-def test_it_says_who_until_when_and_of_which_ca(tmp_path, authority, serve, monkeypatch):
+async def test_it_says_who_until_when_and_of_which_ca(tmp_path, authority, monkeypatch):
     """Certificates are renewed at half their lifetime, so one near its end was not renewed."""
-    address = serve(authority)
-    act(tmp_path / "operator", authority, Role.OPERATOR)
-    shown = found(address)
-    assert {one.verdict for one in shown.values()} == {Verdict.OK}
-    assert shown["this process"].what.startswith("spiffe://baton/test/operator, until 20")
-    assert authority.pin in shown["CA"].what
-    assert shown[f"scheduler at {address}"].what.startswith("spiffe://baton/test/scheduler, until 20")
-    monkeypatch.setattr(certificates, "_PART", 1)  # its whole lifetime counts as near its end
-    late = found(address)[f"scheduler at {address}"]
+    async with checked(tmp_path, authority, authority) as found:
+        shown = await found()
+        assert {one.verdict for one in shown.values()} == {Verdict.OK}
+        assert shown["this process"].what.startswith("spiffe://baton/test/operator, until 20")
+        assert authority.pin in shown["CA"].what
+        assert shown["scheduler at ADDRESS"].what.startswith("spiffe://baton/test/scheduler, until 20")
+        monkeypatch.setattr(certificates, "_PART", 1)  # its whole lifetime counts as near its end
+        late = (await found())["scheduler at ADDRESS"]
     assert late.verdict is Verdict.WARNING
     assert "not renewed in time" in late.what
 
 
-def test_a_different_ca_is_a_problem(tmp_path, authority, serve):
-    address = serve(Authority.create(tmp_path / "other"))
-    act(tmp_path / "operator", authority, Role.OPERATOR)
-    one = found(address)[f"scheduler at {address}"]
+async def test_a_different_ca_is_a_problem(tmp_path, authority):
+    async with checked(tmp_path, Authority.create(tmp_path / "other"), authority) as found:
+        one = (await found())["scheduler at ADDRESS"]
     assert one.verdict is Verdict.WRONG
     assert "no handshake" in one.what
 

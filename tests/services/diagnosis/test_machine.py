@@ -17,9 +17,8 @@ def seen(**changes):
 
 
 def found(area, needs=None, torch="2.13.0+cpu", **changes):
-    one = [one for one in judge("m", seen(**changes), torch, needs or Needs()) if one.area == area]
-    assert len(one) == 1
-    return one[0]
+    (one,) = [one for one in judge("m", seen(**changes), torch, needs or Needs()) if one.area == area]
+    return one
 
 
 @pytest.mark.parametrize(
@@ -46,9 +45,8 @@ def test_each_fact_has_its_verdict(area, changes, verdict, says):
 
 
 def test_the_configuration_says_how_much_is_enough():
-    settings = load(
-        {"handoff": {"staging_mib": 4096}, "engine": {"kv_cache_gib": 12, "tensor_parallel_size": 2}}
-    )
+    engine = {"kv_cache_gib": 12, "tensor_parallel_size": 2}
+    settings = load({"handoff": {"staging_mib": 4096}, "engine": engine})
     needs = Needs.of_worker(settings, 6 * GIB)
     assert needs.shm == 8 * GIB  # 4 GiB for each of two ranks
     assert found("shared memory", needs).verdict is Verdict.OK

@@ -24,9 +24,8 @@ def test_those_that_the_scheduler_knows_are_asked():
         here.host, here.metrics_address = rpc.host_id(), worker.address
         there.host, there.metrics_address = "another", worker.address
         process = pb.Process(id="r1", kind="router", host=rpc.host_id(), metrics_address=router.address)
-        description = pb.Description(
-            workers=[pb.WorkerStatus(identity=here), pb.WorkerStatus(identity=there)], processes=[process]
-        )
+        workers = [pb.WorkerStatus(identity=one) for one in (here, there)]
+        description = pb.Description(workers=workers, processes=[process])
         settings = load({"router": {"port": free_port()}})
         found = asyncio.run(gathered(settings, description))
     assert found.keys() == {"router", "router-r1", "decode-.._decode_0", "decode-decode-1"}

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from dataclasses import replace
 
 import psutil
@@ -17,13 +16,17 @@ from baton.services.config import REVEAL, load
 from baton.services.fleet import children, node
 from baton.services.fleet.devices import Cores
 from baton.services.fleet.node import PartOrder
-from harness.support import CALL_S, PYTHON, eventually, free_port, listening, ran
+from harness.ray_forks import fork_node
+from harness.support import CALL_S, eventually, free_port, gone, listening
+from harness.zygote import shared
 
 
 class Owner:
     def __init__(self, folder):
-        command = [str(PYTHON), "-m", "baton.services.cli.main", "node", "--orders", "--log-dir", str(folder)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        python = ["python", "-P", "-m"]
+        command = [*python, "baton.services.cli.main", "node", "--orders", "--log-dir", str(folder)]
+        with (folder / "node.log").open("ab") as log:
+            self.process = fork_node(command, stderr=log, env=os.environ, cwd=None)
         self.said = []
 
     def order(self, *parts):
@@ -48,12 +51,17 @@ def owner(tmp_path):
     one = Owner(tmp_path)
     yield one
     one.process.kill()
-    one.process.communicate(timeout=CALL_S)
+    one.process.wait(CALL_S)
+    one.process.stdout.close()
+    one.process.stdin.close()
+
+
+def ordered(name, role, **sections):
+    return PartOrder(name, role, load(sections).model_dump(mode="json", context=REVEAL))
 
 
 def scheduler(name, port):
-    settings = load({"scheduler": {"address": f"127.0.0.1:{port}"}}).model_dump(mode="json", context=REVEAL)
-    return PartOrder(name, "scheduler", settings)
+    return ordered(name, "scheduler", scheduler={"address": f"127.0.0.1:{port}"})
 
 
 def test_it_runs_what_is_ordered_and_restarts_what_dies(owner):
@@ -86,27 +94,26 @@ def test_a_port_that_is_taken_meanwhile_is_waited_for(owner, tmp_path):
     assert not any("died" in line for line in owner.said)
 
 
-@pytest.mark.parametrize("how", ["a signal", "its terminal's end", "the owner's end", "its own end"])
-def test_nothing_is_left(owner, how):
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        pytest.param(lambda process: process.terminate(), 0, id="a signal"),
+        pytest.param(lambda process: process.send_signal(signal.SIGHUP), 0, id="its terminal's end"),
+        pytest.param(lambda process: process.stdin.close(), 1, id="the owner's end"),
+        pytest.param(lambda process: process.kill(), -signal.SIGKILL, id="its own end"),
+    ],
+)
+def test_nothing_is_left(owner, end, status):
     owner.order(scheduler("one", free_port()))
     owner.until(one="running")
     children = owner.children
-    if how == "a signal":
-        owner.process.terminate()
-    elif how == "its terminal's end":
-        owner.process.send_signal(signal.SIGHUP)
-    elif how == "its own end":
-        os.kill(owner.process.pid, signal.SIGKILL)
-    else:
-        owner.process.stdin.close()
-        owner.process.stdin = None
-    status = owner.process.wait(CALL_S)
-    assert status == {"a signal": 0, "its terminal's end": 0, "the owner's end": 1, "its own end": -9}[how]
-    eventually(lambda: not any(child.is_running() for child in children), 10, "its children have ended")
+    end(owner.process)
+    assert owner.process.wait(CALL_S) == status
+    eventually(lambda: gone(children), 10, "its children have ended")
 
 
 def test_without_workers_and_orders_the_error_says_what_to_give():
-    done = ran(PYTHON, "-m", "baton.services.cli.main", "node")
+    done = shared().command("node")
     given = "baton: error: give either workers to run (--prefill, --decode, --mixed, --encode)"
     assert (done.returncode, done.stderr[: len(given)]) == (1, given)
 
@@ -117,7 +124,7 @@ def test_a_worker_is_started_again_with_the_role_that_it_was_ordered_last(tmp_pa
     monkeypatch.setattr(children, "Worker", lambda _tree, _name, role, _where: asked.append(role))
     monkeypatch.setattr(node, "wake_on_signals", lambda: None)
     one = node._Node(tmp_path, print, listen=False)
-    order = PartOrder("decode-0", "decode", load({}).model_dump(mode="json", context=REVEAL))
+    order = ordered("decode-0", "decode")
     one._wanted = {"decode-0": order}
     one._work(order)
     assert asked[0]() == "decode"
@@ -131,8 +138,7 @@ def test_workers_have_their_drain_time(tmp_path, monkeypatch):
     """Routers on other machines use them."""
     monkeypatch.setattr(node, "wake_on_signals", lambda: None)
     one = node._Node(tmp_path, print, listen=False)
-    tree = load({"worker": {"drain_timeout_s": 42.0}}).model_dump(mode="json", context=REVEAL)
-    one._running = {"decode-0": PartOrder("decode-0", "decode", tree)}
+    one._running = {"decode-0": ordered("decode-0", "decode", worker={"drain_timeout_s": 42.0})}
     stopped = []
     monkeypatch.setattr(one._parts, "stop", lambda *seconds: stopped.append(seconds))
     one._end()
@@ -154,7 +160,7 @@ def test_what_is_ordered_away_during_the_import_is_not_started(tmp_path, monkeyp
     monkeypatch.setattr(children, "preload", preload)
     monkeypatch.setattr(children, "Worker", lambda *_: signal.pause)
     one = node._Node(tmp_path, print, listen=True)
-    order = PartOrder("decode-0", "decode", load({}).model_dump(mode="json", context=REVEAL))
+    order = ordered("decode-0", "decode")
     one._wanted = {"decode-0": order}
     try:
         one._reconcile()

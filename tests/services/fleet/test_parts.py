@@ -89,7 +89,7 @@ def pair(fleet):
 
 
 def test_pauses_before_restarts_grow(fleet):
-    prefill, decode, _ = pair(fleet)
+    prefill, decode = fleet.add("prefill-0", Kind.WORKER), fleet.add("decode-0", Kind.WORKER)
     began = time.monotonic()
     fleet.kill(decode, 2)
     assert time.monotonic() - began >= QUICK.before_restart_s(2) == 0.05
@@ -121,7 +121,7 @@ def test_an_engine_that_fails_uses_up_no_restart(fleet):
     fleet.add("scheduler", Kind.SCHEDULER)
     worker = fleet.add("mixed-0", Kind.WORKER, engine)
     fleet.add("router", Kind.ROUTER)
-    for _ in range(6):
+    for _ in range(QUICK.restarts + 2):
         eventually(lambda: "shape" in printed(worker), 10, "it can be ended")
         fleet.end(worker, lambda pid: os.kill(pid, signal.SIGUSR1))
         fleet.see(worker)
@@ -273,7 +273,7 @@ def drained():
 def test_deaths_long_ago_do_not_count(tmp_path):
     fleet = Fleet(tmp_path, Patience(restarts=1, window_s=0.2, backoff_s=0.05))
     try:
-        _, decode, _ = pair(fleet)
+        decode = fleet.add("decode-0", Kind.WORKER)
         for _ in range(3):
             fleet.kill(decode)
             died = decode.budget.deaths[-1]
@@ -286,7 +286,7 @@ def test_deaths_long_ago_do_not_count(tmp_path):
 
 def test_readiness_of_a_predecessor_does_not_count(fleet):
     """A dead worker stays registered for a lease, and the watcher's message may be late."""
-    _, decode, router = pair(fleet)
+    decode, router = fleet.add("decode-0", Kind.WORKER), fleet.add("router", Kind.ROUTER)
     before = [Seen(part.known_as, "here", time.monotonic()) for part in (decode, router)]
     fleet.kill(decode)
     fleet.kill(router)
@@ -297,7 +297,7 @@ def test_readiness_of_a_predecessor_does_not_count(fleet):
 
 def test_a_dead_worker_is_not_ready_while_it_waits_for_its_restart(fleet):
     """It stays registered for a lease, and the watcher sees it there."""
-    _, decode, _ = pair(fleet)
+    decode = fleet.add("decode-0", Kind.WORKER)
     fleet.kill(decode)  # the first restart is immediate
     fleet.see(decode)
     os.kill(decode.child.process.pid, signal.SIGKILL)
@@ -344,7 +344,7 @@ def no_room(monkeypatch, times):
 
 
 def test_a_restart_without_room_for_a_process_is_tried_again(fleet, monkeypatch):
-    _, decode, _ = pair(fleet)
+    decode = fleet.add("decode-0", Kind.WORKER)
     no_room(monkeypatch, 3)
     fleet.kill(decode)
     why = "this machine cannot start another process: Resource temporarily unavailable"
@@ -368,7 +368,7 @@ def test_a_first_start_without_room_for_a_process_is_reported(fleet, monkeypatch
 @pytest.mark.parametrize("how", ["removed", "a file"])
 def test_without_a_folder_for_logs_a_part_is_restarted(fleet, how):
     """A cleaner of /tmp may remove it."""
-    _, decode, _ = pair(fleet)
+    decode = fleet.add("decode-0", Kind.WORKER)
     folder = fleet.parts.log_dir
     shutil.rmtree(folder)
     if how == "a file":  # the folder cannot be recreated
@@ -384,7 +384,7 @@ def test_without_a_folder_for_logs_a_part_is_restarted(fleet, how):
 
 
 def test_parts_get_the_signal_before_the_end_is_reported(fleet):
-    _, _, router = pair(fleet)
+    router = fleet.add("router", Kind.ROUTER)
     told = []
 
     def report():

@@ -93,14 +93,8 @@ def test_encode_workers_that_are_scaled_have_places_of_their_own(fleet):
 
 
 def test_an_encode_worker_has_one_rank():
-    settings = load(
-        {
-            "engine": {
-                "tensor_parallel_size": 2,
-                "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
-            }
-        }
-    )
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    settings = load({"engine": {"tensor_parallel_size": 2, "speculative_config": drafts}})
     plan = Plan(settings, ["mixed", "encode"])
     mixed, encode = (plan.settings_of(role).engine for role in plan.roles)
     assert (mixed.ranks, encode.ranks, encode.speculative_config) == (2, 1, None)
@@ -167,12 +161,9 @@ def test_an_ordered_worker_that_cannot_start_does_not_end_the_others(fleet):
 
 
 def test_places_of_sides_that_differ_belong_to_one(fleet):
-    engine = {"data_parallel_size": 2}
-    (one,) = fleet.of(
-        Settings(
-            autoscale={"mode": "on", "prefill": "1-3", "decode": "1-2"}, fleet={"engines": {"decode": engine}}
-        )
-    )
+    engines = {"decode": {"data_parallel_size": 2}}
+    bounds = {"mode": "on", "prefill": "1-3", "decode": "1-2"}
+    (one,) = fleet.of(Settings(autoscale=bounds, fleet={"engines": engines}))
     assert one.owners == {
         "prefill-0": "prefill",
         "decode-0": "decode",
@@ -210,9 +201,8 @@ def test_a_place_has_all_workers_of_a_gang(tmp_path):
     assert all(one.cpu for one in where.values())
     parts = Parts(tmp_path, lambda *_: None)
     places.start(parts)
-    assert {one.name: one.gang for one in parts.members} == {
-        name: gang for name, (gang, _) in members.items()
-    }
+    gangs = {name: gang for name, (gang, _) in members.items()}
+    assert {one.name: one.gang for one in parts.members} == gangs
     places.obey(Ordered("", 1, {"prefill-0": "prefill", "decode-1": "decode"}), parts)
     leaving = [one.name for one in parts.members if one.leaves_by is not None]
     assert leaving == ["decode-0.r0", "decode-0.r1"]

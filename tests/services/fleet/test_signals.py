@@ -1,44 +1,48 @@
 """The signals that end a supervisor: the first one drains, a second one kills, but SIGHUP never kills."""
 
 import contextlib
-import select
+import os
 import signal
-import subprocess
-from pathlib import Path
+import threading
 
 import pytest
 
-from harness.support import CALL_S, PYTHON, eventually, ran
-
-SUPERVISOR = """
-import signal, sys, threading
 from baton.services.fleet.parts import Parts
+from baton.services.fleet.processes import spawn
 from baton.services.fleet.signals import wake_on_signals
-if "ignored" in sys.argv:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-stop = wake_on_signals()
-if "late" in sys.argv:  # another thread takes the signal, so that it does not interrupt this one's wait
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-parts = Parts(None, print)
-print("begun", flush=True)
-while stop not in parts.wait([stop]):
-    pass
-print("told", flush=True)
-while True:
-    signal.pause()
-"""
+from harness.support import CALL_S, eventually, signals_of
+
+
+def supervise(ignored, late):
+    """Run a supervisor that says when it has begun, and when it is told to end."""
+    if ignored:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = wake_on_signals()
+    if late:  # another thread takes the signal, so that it does not interrupt this one's wait
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    parts = Parts(None, print)
+    os.write(1, b"begun\n")
+    while stop not in parts.wait([stop]):
+        pass
+    os.write(1, b"told\n")
+    while True:
+        signal.pause()
 
 
 @contextlib.contextmanager
-def supervisor(*arguments):
-    command = [PYTHON, "-c", SUPERVISOR, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout.readline() == "begun\n"
-            yield process
-        finally:
-            process.kill()
+def supervisor(folder, *, ignored=False, late=False):
+    child = spawn("supervisor", lambda: supervise(ignored, late), folder)
+    try:
+        says(child, "begun")
+        yield child
+    finally:
+        child.process.kill()
+        child.process.join()
+
+
+def says(child, word):
+    eventually(lambda: word in child.log.read_text(), 20, f"it says {word!r}", 0.005)
 
 
 @pytest.mark.parametrize(
@@ -51,56 +55,49 @@ def supervisor(*arguments):
         ((signal.SIGTERM, signal.SIGHUP), None),
     ],
 )
-def test_the_second_signal_kills(numbers, status):
-    with supervisor() as process:
+def test_the_second_signal_kills(numbers, status, tmp_path):
+    with supervisor(tmp_path) as child:
         first, *more = numbers
-        process.send_signal(first)
-        assert process.stdout.readline() == "told\n"
+        os.kill(child.process.pid, first)
+        says(child, "told")
         for number in more:
-            process.send_signal(number)
+            os.kill(child.process.pid, number)
         if status is not None:
-            assert process.wait(CALL_S) == status
+            child.process.join(CALL_S)
+            assert child.process.exitcode == status
             return
-        eventually(lambda: not pending(process.pid), 10, "it has taken the signals")
-        assert process.poll() is None
+        eventually(lambda: not signals_of(child.process.pid, "SigPnd", "ShdPnd"), 10, "it has taken them")
+        assert child.alive
 
 
-def pending(pid):
-    with Path(f"/proc/{pid}/status").open() as file:
-        found = dict(line.split(":\t", 1) for line in file if line.startswith(("SigPnd", "ShdPnd")))
-    return any(int(value, 16) for value in found.values())
+def test_under_nohup_the_terminals_end_means_nothing(tmp_path):
+    """The kernel discards a signal that is ignored."""
+    with supervisor(tmp_path, ignored=True) as child:
+        assert signal.SIGHUP in signals_of(child.process.pid, "SigIgn")
+        os.kill(child.process.pid, signal.SIGHUP)
+        os.kill(child.process.pid, signal.SIGTERM)
+        says(child, "told")
 
 
-def test_under_nohup_the_terminals_end_means_nothing():
-    with supervisor("ignored") as process:
-        process.send_signal(signal.SIGHUP)
-        assert not select.select([process.stdout], [], [], 0.3)[0]
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "told\n"
-
-
-def test_a_signal_that_interrupts_no_wait_is_noticed():
+def test_a_signal_that_interrupts_no_wait_is_noticed(tmp_path):
     """As when it comes just before the wait."""
-    with supervisor("late") as process:
-        process.send_signal(signal.SIGTERM)
-        assert select.select([process.stdout], [], [], CALL_S)[0]
-        assert process.stdout.readline() == "told\n"
+    with supervisor(tmp_path, late=True) as child:
+        os.kill(child.process.pid, signal.SIGTERM)
+        says(child, "told")
 
 
-@pytest.mark.parametrize("ignored", [False, True])
-def test_a_part_inherits_an_ignored_sighup_and_nothing_else(ignored, tmp_path):
-    program = f"""
-import os, signal, sys, time
-from pathlib import Path
-from baton.services.fleet import processes
-signal.signal(signal.SIGHUP, signal.SIG_IGN if {ignored} else lambda *_: None)
-child = processes.spawn("part", lambda: (os.write(1, b"begun"), signal.pause()), Path(sys.argv[1]))
-while b"begun" not in child.log.read_bytes():
-    time.sleep(0.01)
-os.kill(child.process.pid, signal.SIGHUP)
-child.process.join(0.3 if {ignored} else 60)
-print(child.process.exitcode)
-child.process.kill()
-"""
-    done = ran(PYTHON, "-c", program, tmp_path, check=True)
-    assert done.stdout.strip() == ("None" if ignored else str(-signal.SIGHUP))
+@pytest.mark.parametrize(("ignored", "ended"), [(False, str(-signal.SIGHUP)), (True, "None")])
+def test_a_part_inherits_an_ignored_sighup_and_nothing_else(ignored, ended, tmp_path):
+    def parent():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else lambda *_: None)
+        child = spawn("part", lambda: (os.write(1, b"begun"), signal.pause()), tmp_path)
+        says(child, "begun")
+        os.kill(child.process.pid, signal.SIGHUP)
+        child.process.join(0.3 if ignored else CALL_S)
+        os.write(1, f"\n{child.process.exitcode}\n".encode())
+        child.process.kill()
+
+    child = spawn("parent", parent, tmp_path)
+    child.process.join(CALL_S)
+    assert child.process.exitcode == 0
+    assert ended in child.log.read_text().splitlines()  # gRPC may print lines when a process forks

@@ -56,26 +56,15 @@ def test_gangs_that_would_not_form(more, why):
         _check(settings, started(settings, fleet))
 
 
-def settings(**sections):
-    return load(sections)
-
-
 def test_milliseconds_become_seconds_and_numbers_bounds():
-    goals = goals_of(
-        settings(
-            autoscale={"mode": "advise", "decode": "2-7", "encode": "0-3"},
-            slo={"ttft_ms": 800, "itl_ms": 25},
-        )
-    )
+    autoscale = {"mode": "advise", "decode": "2-7", "encode": "0-3"}
+    goals = goals_of(load({"autoscale": autoscale, "slo": {"ttft_ms": 800, "itl_ms": 25}}))
     assert (goals.mode, goals.first_token_s, goals.gap_s) == ("advise", 0.8, 0.025)
     assert (goals.prefill, goals.decode, goals.encode) == (Bounds(1, 4), Bounds(2, 7), Bounds(0, 3))
 
 
 def test_sides_with_engines_of_their_own_do_not_rebalance():
-    rebalanced = settings(
-        engine={"model": str(MODEL)},
-        autoscale={"mode": "roles"},
-        fleet={"engines": {"decode": {"kv_cache_gib": 1.0}}},
-    )
+    fleet = {"engines": {"decode": {"kv_cache_gib": 1.0}}}
+    rebalanced = load({"engine": {"model": str(MODEL)}, "autoscale": {"mode": "roles"}, "fleet": fleet})
     with pytest.raises(ConfigError, match=r"autoscale\.mode is roles: leave out fleet\.engines"):
         _check(rebalanced, started(rebalanced, Fleet(1, 1, 0)))

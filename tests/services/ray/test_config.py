@@ -1,5 +1,3 @@
-import subprocess
-
 import pytest
 
 from baton.services.config import Settings, load
@@ -7,7 +5,7 @@ from baton.services.errors import ConfigError
 from baton.services.ray.config import ClusterSettings, read
 from baton.services.ray.sections import SERVES_OWN, Autoscaling
 from harness.deployment import MODEL
-from harness.support import CALL_S, PYTHON, ROOT
+from harness.support import PYTHON, ROOT, ran
 
 WEIGHTS = str(MODEL)
 
@@ -241,9 +239,8 @@ def test_autoscaling_keeps_within_the_bounds_of_each_side(mode):
     ],
 )
 def test_encode_workers_are_scaled_only_if_they_have_a_maximum(encode, own, bounds, initial):
-    settings = read(
-        scaled(limits(), limits(), autoscale=own, **({"encode_config": encode} if encode else {}))
-    )
+    given = {"encode_config": encode} if encode else {}
+    settings = read(scaled(limits(), limits(), autoscale=own, **given))
     assert (settings.bounds("encode"), settings.deploying("encode").initial) == (bounds, initial)
 
 
@@ -262,10 +259,8 @@ def test_a_fixed_number_may_be_advised_on():
 def test_keys_by_which_serve_decides_are_read_and_named():
     given = limits(1, 3, target_ongoing_requests=2, upscale_delay_s=5, policy={"policy_function": "a:b"})
     settings = read(scaled(given, {}))
-    section = "prefill_config.deployment_config.autoscaling_config"
-    assert settings.unused == [
-        f"{section}.{key}" for key in ("policy", "target_ongoing_requests", "upscale_delay_s")
-    ]
+    keys = ("policy", "target_ongoing_requests", "upscale_delay_s")
+    assert settings.unused == [f"{SCALING}.{key}" for key in keys]
     assert settings.bounds("prefill") == (1, 3)
     assert read(cluster()).unused == []
 
@@ -296,4 +291,4 @@ def test_ray_is_not_imported():
     """Neither reading the configuration nor importing `baton.ray` needs Ray."""
     code = "import sys, baton.ray, baton.services.cli.main, baton.services.ray.serve_args\n"
     code += "baton.ray.deploy; assert 'ray' not in sys.modules"
-    subprocess.run([PYTHON, "-c", code], check=True, timeout=CALL_S)
+    ran(PYTHON, "-c", code, check=True)

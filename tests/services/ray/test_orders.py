@@ -50,12 +50,8 @@ def test_places_of_like_sides_take_either_role():
     ids=lambda one: next(iter(one)),
 )
 def test_places_of_sides_that_differ_belong_to_one(prefill):
-    assert places(made(prefill)) == {
-        "prefill-0": "prefill",
-        "prefill-1": "prefill",
-        "decode-0": "decode",
-        "decode-1": "decode",
-    }
+    own = places(made(prefill))
+    assert own == {f"{role}-{number}": role for role in ("prefill", "decode") for number in (0, 1)}
 
 
 class Schedulers:
@@ -160,9 +156,8 @@ class Deciding(Remote):
 
 
 def test_numbers_are_not_set_by_hand_where_the_scheduler_decides():
-    with pytest.raises(
-        ServiceError, match=r"autoscale\.mode is on.* start with autoscale\.mode off or advise"
-    ):
+    why = r"autoscale\.mode is on.* start with autoscale\.mode off or advise"
+    with pytest.raises(ServiceError, match=why):
         Deciding("on").scale(decode=2)
     with pytest.raises(ServiceError, match=r"decode=3 is not allowed: decode_config allows from 1 to 2"):
         Deciding("advise").scale(decode=3)

@@ -31,9 +31,8 @@ def deployments(**more):
         "placement_group_config": {"bundles": [{"CPU": 2, "slot": 1}]},
         "label_selector": {"zone": "a"},
     }
-    decode = side | {
-        "deployment_config": {"num_replicas": "auto", "name": "mine", "health_check_period_s": 3}
-    }
+    own = {"num_replicas": "auto", "name": "mine", "health_check_period_s": 3}
+    decode = side | {"deployment_config": own}
     app = build_pd_openai_app({"prefill_config": side, "decode_config": decode, **more})
     router = app._bound_deployment
     found = zip(("scheduler", "prefill", "decode", "encode"), router.init_args[2:], strict=False)
@@ -51,16 +50,10 @@ def test_workers_reserve_their_bundle_and_keep_the_options_given():
     found = deployments()
     for name in ("prefill", "decode"):
         actor = found[name].ray_actor_options
-        assert (actor["num_cpus"], actor["resources"], actor["label_selector"]) == (
-            2.0,
-            {"slot": 1.0},
-            {"zone": "a"},
-        )
-    assert [found[name].name for name in ("scheduler", "prefill", "decode")] == [
-        "Scheduler",
-        "Prefill",
-        "mine",
-    ]
+        assert (actor["num_cpus"], actor["resources"]) == (2.0, {"slot": 1.0})
+        assert actor["label_selector"] == {"zone": "a"}
+    names = [found[name].name for name in ("scheduler", "prefill", "decode")]
+    assert names == ["Scheduler", "Prefill", "mine"]
     scaling = found["decode"]._deployment_config.autoscaling_config
     assert scaling.policy.policy_function.endswith(by_requests.__name__)
     assert found["decode"]._deployment_config.health_check_period_s == 3

@@ -42,7 +42,11 @@ def groups(monkeypatch):
 
 @pytest.fixture
 def slots(groups):
-    return Slots(read({"engine": {"model": str(MODEL)}}), "t", lambda _name, _text: None)
+    return made({"engine": {"model": str(MODEL)}})
+
+
+def made(tree):
+    return Slots(read(tree), "t", lambda _name, _text: None)
 
 
 def roles(slots):
@@ -55,12 +59,9 @@ def by_number(slots, **wanted):
 
 
 def test_numbers_keep_the_eldest(slots, groups):
-    assert by_number(slots, prefill=1, decode=2) == {
-        "prefill-0": "prefill",
-        "decode-0": "decode",
-        "decode-1": "decode",
-    }
-    assert by_number(slots, prefill=1, decode=1) == {"prefill-0": "prefill", "decode-0": "decode"}
+    pair = {"prefill-0": "prefill", "decode-0": "decode"}
+    assert by_number(slots, prefill=1, decode=2) == pair | {"decode-1": "decode"}
+    assert by_number(slots, prefill=1, decode=1) == pair
     # A worker that leaves keeps its name and its placement group until it has left.
     assert "decode-2" in by_number(slots, prefill=1, decode=2)
     slots.let_go({"decode-1"})
@@ -82,19 +83,14 @@ def test_a_worker_that_is_wanted_again_comes_after_it_has_left(slots, groups):
 
 
 def test_roles_are_followed_and_the_side_stays(slots):
-    slots.match({"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"})
-    changed = slots.follow({"decode-1": "prefill", "prefill-0": "mixed", "unknown": "decode"})
-    assert [(slot.name, slot.role, slot.side, former) for slot, former in changed] == [
-        ("decode-1", "prefill", "decode", "decode")
-    ]
+    pair = {"prefill-0": "prefill", "decode-0": "decode"}
+    slots.match(pair | {"decode-1": "decode"})
+    ((slot, former),) = slots.follow({"decode-1": "prefill", "prefill-0": "mixed", "unknown": "decode"})
+    assert (slot.name, slot.role, slot.side, former) == ("decode-1", "prefill", "decode", "decode")
     assert roles(slots)["prefill-0"] == "prefill"
     assert slots.follow({"decode-1": "prefill"}) == []
     # The numbers followed the change of role, so no worker leaves.
-    assert by_number(slots, prefill=2, decode=1) == {
-        "prefill-0": "prefill",
-        "decode-0": "decode",
-        "decode-1": "prefill",
-    }
+    assert by_number(slots, prefill=2, decode=1) == pair | {"decode-1": "prefill"}
 
 
 def test_it_starts_where_it_has_room_and_waits_when_its_node_died(slots):
@@ -114,9 +110,7 @@ def test_it_starts_where_it_has_room_and_waits_when_its_node_died(slots):
 
 def test_a_gang_is_one_slot_with_one_reservation(groups):
     gang = {"engine_kwargs": {"data_parallel_size": 2, "enable_expert_parallel": True}}
-    slots = Slots(
-        read({"engine": {"model": str(MODEL)}, "decode_config": gang}), "t", lambda _name, _text: None
-    )
+    slots = made({"engine": {"model": str(MODEL)}, "decode_config": gang})
     both = ["decode-0.r0", "decode-0.r1"]
     by_number(slots, prefill=1, decode=1)
     assert groups.there == ["t-prefill-0", "t-decode-0"]
@@ -142,9 +136,7 @@ def test_a_gang_over_two_nodes_has_a_bundle_on_each(groups):
     wide = {"engine_kwargs": {"data_parallel_size": 2, "tensor_parallel_size": 2, "nnodes": 2}}
     long = {"engine_kwargs": {"tensor_parallel_size": 4, "nodes": 2}}
     given = {"engine": {"model": str(MODEL)}, "security": {"plain_ranks": True}}
-    slots = Slots(
-        read(given | {"prefill_config": long, "decode_config": wide}), "t", lambda _name, _text: None
-    )
+    slots = made(given | {"prefill_config": long, "decode_config": wide})
     by_number(slots, prefill=1, decode=1)
     assert groups.bundles == {"t-prefill-0": 2, "t-decode-0": 2}
     prefill, decode = slots
@@ -164,7 +156,7 @@ def test_a_gang_over_two_nodes_has_a_bundle_on_each(groups):
 def test_devices_are_asked_for_again_if_a_node_failed_to_say_them(groups, monkeypatch):
     gpu = {"placement_group_config": {"bundles": [{"GPU": 1}]}}
     model = {"engine": {"model": str(MODEL)}, "prefill_config": gpu, "decode_config": gpu}
-    slots = Slots(read(model), "t", lambda _name, _text: None)
+    slots = made(model)
     slots.match({"prefill-0": "prefill"})
     asked = []
     answers = [([None], False), ([None], True), ([{"CUDA": "0"}], True)]

@@ -23,12 +23,8 @@ def trace_file(folder, *lines):
 def test_a_trace_in_mooncakes_format(tmp_path):
     trace = mooncake.read(trace_file(tmp_path, *LINES), speed=2.0)
     one, two = trace.begin()
-    assert (one.at, one.prompt, one.output, len(one.hashes)) == (
-        0.0,
-        1_200,
-        20,
-        2,
-    )  # the rest is not a full block
+    # The rest of its prompt is not a full block.
+    assert (one.at, one.prompt, one.output, len(one.hashes)) == (0.0, 1_200, 20, 2)
     assert (two.at, two.prompt, len(two.hashes)) == (1.0, 1_700, 3)
     assert one.hashes == two.hashes[:2]
     assert len({one >> 4 for one in two.hashes}) == 3  # block keys ignore the lowest bits
@@ -78,9 +74,8 @@ def test_step_times_follow_the_curves():
         decode_context_s=1e-5,
     )
     assert pace.step_s(50, 0, 0, 0) == pytest.approx(0.06)
-    assert pace.step_s(200, 10_000, 0, 0) == pytest.approx(
-        0.21 + 0.01
-    )  # after the last point the last line continues
+    # After the last point the last line continues.
+    assert pace.step_s(200, 10_000, 0, 0) == pytest.approx(0.21 + 0.01)
     assert pace.step_s(0, 0, 6, 100) == pytest.approx(0.025 + 0.001)
     assert pace.step_s(50, 0, 6, 100) == pytest.approx(0.06 + 0.026 - 0.01)  # the fixed cost counts once
 

@@ -191,11 +191,11 @@ def test_tune_gives_more_workers_to_the_longer_work():
         found = tune.search(setup, trace, workers, lambda _: None)
         return next(one_.split for one_ in found if not one_.split.mixed), len(found)
 
-    prompts, tried = best(200, 4, 12.0, 4, 15.0)
-    answers, _ = best(20, 200, 2.5, 4, 15.0)
+    prompts, tried = best(200, 4, 12.0, 4, 8.0)
+    answers, _ = best(20, 200, 2.5, 4, 10.0)
     assert (prompts.prefill, answers.prefill) == (3, 1)
     assert tried == 4  # three splits, and mixed workers
-    many, tried = best(200, 4, 35.0, 16, 8.0)
+    many, tried = best(200, 4, 35.0, 16, 4.0)
     assert many.prefill > 8
     assert tried < 15
 

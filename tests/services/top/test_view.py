@@ -14,14 +14,12 @@ def worker(name, role, **load):
 
 
 def router(over, tokens, first, gaps):
-    histograms = []
-    for values in (first, gaps):
-        histograms.append(Histogram(SECONDS))
+    load = pb.RouterLoad(over=over, output_tokens=tokens, waiting=2)
+    for counts, values in ((load.first_token, first), (load.gap, gaps)):
+        histogram = Histogram(SECONDS)
         for value in values:
-            histograms[-1].add(value)
-    load = pb.RouterLoad(
-        over=over, output_tokens=tokens, first_token=histograms[0].counts, gap=histograms[1].counts, waiting=2
-    )
+            histogram.add(value)
+        counts.extend(histogram.counts)
     return pb.RouterStatus(router_id="router-1", load=load)
 
 
@@ -69,9 +67,8 @@ def test_encode_workers_show_their_embeddings():
 
 def test_routers_that_come_and_go_and_the_store_are_reported():
     before = pb.Description(routers=[pb.RouterStatus(router_id="router-1")])
-    now = pb.Description(
-        routers=[pb.RouterStatus(router_id="router-2")], store_problem="redis does not answer"
-    )
+    routers = [pb.RouterStatus(router_id="router-2")]
+    now = pb.Description(routers=routers, store_problem="redis does not answer")
     assert list(view.changes(before, now)) == [
         "router-2: new",
         "router-1: gone",
