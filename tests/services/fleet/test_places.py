@@ -13,6 +13,7 @@ from baton.services.config import Settings, load
 from baton.services.fleet.parts import Parts, Patience
 from baton.services.fleet.places import Plan, members_of, places_of
 from baton.services.fleet.watch import Ordered
+from harness.support import CALL_S
 from tests.services.fleet import test_parts
 
 SETTINGS = Settings(autoscale={"mode": "on", "prefill": "1-2", "decode": "1-2"})
@@ -47,7 +48,7 @@ class Fleet(test_parts.Fleet):
         )
 
     def ran(self):
-        assert self.started.poll(10)
+        assert self.started.poll(CALL_S)
         return self.started.recv()
 
     def part(self, name):
