@@ -231,6 +231,7 @@ async def test_pressure_from_before_the_lease_was_lost_does_not_count(monkeypatc
 
 
 async def test_another_scheduler_takes_over_with_a_higher_fence(redis_server, topic, monkeypatch):
+    monkeypatch.setattr("baton.scheduler.autoscaler.ROLE_TIMEOUT_S", 1.2)  # the lease is a little longer
     async with AsyncExitStack() as first:
         one, _ = await first.enter_async_context(scheduler(redis_server.url, topic, goals()))
         async with (
@@ -244,7 +245,6 @@ async def test_another_scheduler_takes_over_with_a_higher_fence(redis_server, to
             settle(other)
             before = await ordered(client, "p", "d", "x")
             assert figure(other, "leads") == 0
-            monkeypatch.setattr("baton.scheduler.autoscaler.ROLE_TIMEOUT_S", 0.2)  # shortens the lease
             await first.aclose()
             after = await ordered(client, "p", "d", "x", "y")  # by its own goals
             assert after.fence > before.fence

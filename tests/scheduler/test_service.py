@@ -263,7 +263,7 @@ async def test_a_snapshot_has_the_bookings_of_other_routers(server, client):
 
 async def test_a_client_renews_its_placements():
     async with (
-        SchedulerServer(Options(placement_lease_s=2.5)) as server,
+        SchedulerServer(Options(placement_lease_s=2.0)) as server,
         SchedulerClient(server.address) as operator,
     ):
         async with SchedulerClient(server.address, router_id="router") as router:
