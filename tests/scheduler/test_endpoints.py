@@ -141,12 +141,16 @@ async def test_a_scheduler_that_answers_calls_is_not_checked():
         SchedulerServer(Options()) as other,
         SchedulerClient(f"{server.address},{other.address}", router_id="router") as client,
     ):
-        await client.describe()  # the first call starts a check
-        checked = [one._checked_at for one in client._schedulers]
-        began = loop.time()
-        while loop.time() - began < 1.2 * CHECK_S:
-            await client.describe()
-            await asyncio.sleep(0.01)
+        longest_s = CHECK_S
+        while longest_s >= CHECK_S:  # the machine paused
+            await client.describe()  # the first call starts a check
+            checked = [one._checked_at for one in client._schedulers]
+            began = last = loop.time()
+            longest_s = 0.0
+            while last - began < 1.2 * CHECK_S:
+                await client.describe()
+                await asyncio.sleep(0.01)
+                longest_s, last = max(longest_s, loop.time() - last), loop.time()
         assert [one._checked_at for one in client._schedulers] == checked
         await asyncio.sleep(1.1 * CHECK_S)
         homes(client)
