@@ -417,3 +417,15 @@ class Gang:
         """Call a member's method."""
         self._members[rank].send((name, arguments))
         return self._members[rank].receive(CALL_S)
+
+
+def plain_answers(
+    model: Path, prompts: Sequence[list[int]], tokens: Sequence[int], **engine: Any
+) -> list[list[int]]:
+    """Return a plain engine's answer to each prompt, of so many tokens. `engine`: settings."""
+    names = [str(number) for number in range(len(prompts))]
+    with Gang(Options(model, size=1, engine=engine)) as plain:
+        for name, prompt, count in zip(names, prompts, tokens, strict=True):
+            plain.add(0, name, prompt, count)
+        found = plain.answers(names)
+    return [found[name] for name in names]

@@ -32,13 +32,19 @@ def environment(folder: Path) -> dict[str, str]:
     return own | {_HOOK: f"{__name__}.{fork_nodes.__name__}"}
 
 
+def nodes(folder: Path) -> list[psutil.Process]:
+    """Return the running `baton node` processes of Ray with this folder."""
+    wanted = f"baton node --orders --log-dir {folder}/"
+    every = psutil.process_iter(["cmdline"])
+    return [one for one in every if wanted in " ".join(one.info["cmdline"] or ())]
+
+
 def parts(folder: Path) -> dict[str, psutil.Process]:
     """Return the running parts by name, of Ray with this folder."""
     found: dict[str, psutil.Process] = {}
-    for node in psutil.process_iter(["cmdline"]):
-        if f"baton node --orders --log-dir {folder}/" in " ".join(node.info["cmdline"] or ()):
-            with suppress(psutil.Error):  # it has ended
-                found |= {_title(part): part for part in node.children()}
+    for node in nodes(folder):
+        with suppress(psutil.Error):  # it has ended
+            found |= {_title(part): part for part in node.children()}
     return {title.removeprefix("baton "): part for title, part in found.items() if title}
 
 

@@ -32,21 +32,19 @@ RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_raylet_start_wait_time_s": "240",  # a busy machine takes longer than the 30 s that are the default
-}
-LESS_WORK = {
     "RAY_worker_niceness": "0",
+    # Leave out what no test needs.
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",  # none
 }
 STORE_BYTES = 80_000_000  # about the minimum
-STORE = f"--object-store-memory={STORE_BYTES}"
 # Leave out processes that no test needs.
-LESS = ("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor")
+LESS = (f"--object-store-memory={STORE_BYTES}", "--include-log-monitor=false")
+LESS_HEAD = ("--include-dashboard=false", "--no-monitor")
 _COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
 IDLE_S = 3.0  # the autoscaler removes a node that is unused for this long
 ENVIRONMENT = {
     **RAY,
-    "RAY_worker_niceness": "0",
     "RAY_FAKE_CLUSTER": "1",
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
 }
@@ -78,10 +76,9 @@ def ray_folder() -> Iterator[Path]:
 def ray_head(*options: str) -> Iterator[RayHead]:
     """Run `ray start --head` with further options during the block. Its nodes fork Baton's parts."""
     with ray_folder() as folder:
-        command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", "--port=0", STORE, *LESS]
-        command += [f"--temp-dir={folder}", "--node-ip-address=127.0.0.1", *options]
-        own = {**LESS_WORK, "RAY_TMPDIR": str(folder)}
-        whole = {**os.environ, **RAY, **own, **ray_forks.environment(folder)}
+        command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", "--port=0"]
+        command += [*LESS, *LESS_HEAD, f"--temp-dir={folder}", "--node-ip-address=127.0.0.1", *options]
+        whole = {**os.environ, **RAY, "RAY_TMPDIR": str(folder), **ray_forks.environment(folder)}
         address = folder / "ray_current_cluster"
 
         def started() -> bool:
@@ -106,7 +103,7 @@ def ray_autoscaler(folder: Path, *, nodes: int, head_cpus: int = 0) -> Iterator[
     config.write_text(json.dumps(_config(f"127.0.0.1:{port}", nodes, head_cpus)))
     command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", f"--port={port}"]
     command += [f"--autoscaling-config={config}", f"--num-cpus={head_cpus}"]
-    command += ["--include-dashboard=false", STORE]
+    command += ["--include-dashboard=false", *LESS]
     # Random ports for the rest: the default range of worker ports may contain ours.
     command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
     command += [f"--ray-client-server-port={free_port()}", "--disable-usage-stats"]

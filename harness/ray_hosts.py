@@ -22,12 +22,12 @@ import yaml
 from harness.chaos.proxy import Proxy
 from harness.deployment import ENGINE
 from harness.netns import Host, Network
-from harness.ray_head import RAY, STORE
+from harness.ray_head import LESS, LESS_HEAD, RAY
 from harness.support import BATON, CALL_S, PYTHON, ROOT, eventually
 
 GCS_PORT, ROUTER_PORT = 6379, 8000
 START_S = 200.0
-COMMON = ("--block", "--num-cpus=1", STORE, "--disable-usage-stats")
+COMMON = ("--block", "--num-cpus=1", *LESS, "--disable-usage-stats")
 # By default Ray takes half a minute to declare a silent host dead. With these settings, busy hosts die, too.
 QUICK = {
     "RAY_health_check_period_ms": "1000",
@@ -137,7 +137,7 @@ def ray_hosts(folder: Path, routers: int = 1, *, die: bool = False, **sections: 
     """
     environment = {**os.environ, **RAY, **(QUICK if die else {}), "BATON_SECURITY__CA": str(folder / "ca")}
     with Network(folder) as network:
-        head = ("--head", f"--port={GCS_PORT}", "--temp-dir=/run/ray", "--include-dashboard=false")
+        head = ("--head", f"--port={GCS_PORT}", "--temp-dir=/run/ray", *LESS_HEAD)
         cores = sorted(os.sched_getaffinity(0))
         first = _ray(network, environment, "first", cores[0], *head)
 

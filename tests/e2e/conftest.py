@@ -61,8 +61,3 @@ def reference(tmp_path_factory):
         made = stock_vllm(tmp_path_factory.mktemp("stock"), one_core)
         _running["reference"], _ = _ends.enter_context(made)
     return _running["reference"]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import zygote
-from harness.support import PYTHON, ROOT, listening
+from harness.support import PYTHON, ROOT, listening, ran
 from harness.zygote import Forked
 
 PORTS = (8000, 7400)
@@ -35,17 +35,10 @@ class Reader:
     netns: str = ""
     started: list[Forked] = field(default_factory=list)
 
-    def shell(self, script, timeout_s=60.0):
+    def shell(self, script):
         """Run a block in the activated environment and return its stdout. It must succeed."""
         enter = ["nsenter", f"--net={self.netns}"] if self.netns else []
-        done = subprocess.run(
-            [*enter, "bash", "-euc", f"source .venv/bin/activate\n{script}"],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        done = ran(*enter, "bash", "-euc", f"source .venv/bin/activate\n{script}", cwd=self.folder)
         assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 

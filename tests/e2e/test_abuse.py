@@ -29,16 +29,10 @@ def ask(http, max_tokens=32):
     return str(answer.json()["choices"][0]["text"])
 
 
-def connected(one_pair, ports):
+def connected(router, ports):
     """Return whether the router has a connection to one of the clients at these ports."""
-    return any(
-        one.status == psutil.CONN_ESTABLISHED and one.laddr.port == one_pair.port and one.raddr.port in ports
-        for one in psutil.net_connections("tcp")
-    )
-
-
-def router_rss(pair):
-    return int(listener(pair.port).memory_info().rss)
+    connections = router.net_connections("tcp")
+    return any(one.status == psutil.CONN_ESTABLISHED and one.raddr.port in ports for one in connections)
 
 
 def deaf(pair):
@@ -57,16 +51,17 @@ def deaf(pair):
 def test_a_client_that_does_not_read_holds_nothing(one_pair, http):
     right = ask(http)
     eventually(lambda: idle(one_pair), 10, "the deployment is idle")
-    blocks, rss = free_blocks(one_pair), router_rss(one_pair)
+    router = listener(one_pair.port)
+    blocks, rss = free_blocks(one_pair), router.memory_info().rss
     with ExitStack() as clients:
         deaf_ones = [clients.enter_context(deaf(one_pair)) for _ in range(READERS)]
         ports = {client.getsockname()[1] for client in deaf_ones}
         eventually(lambda: not idle(one_pair), 10, "they run")
         assert [ask(http) for _ in range(3)] == [right] * 3  # others are served
         eventually(lambda: idle(one_pair) and free_blocks(one_pair) == blocks, 60, "all blocks are free")
-        eventually(lambda: not connected(one_pair, ports), SLOW_CLIENT_S + 20, "the router has disconnected")
+        eventually(lambda: not connected(router, ports), SLOW_CLIENT_S + 20, "the router has disconnected")
     assert ask(http) == right
-    assert router_rss(one_pair) - rss < 64 << 20
+    assert router.memory_info().rss - rss < 64 << 20
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -101,6 +96,14 @@ def _tool(parameters):
     return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
+def _format(schema):
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+def _response(schema):
+    return {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}}
+
+
 SAY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
 NOTHING = {"$ref": "#"}
 LARGE = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(6000)}}
@@ -114,16 +117,10 @@ GRAMMARS = {
         "completions",
         {"prompt": "Hi", "structured_outputs": {"choice": ["yes", "no"]}, "allowed_token_ids": [300]},
     ),
-    "a schema": (
-        "chat/completions",
-        {**SAY, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NOTHING}}},
-    ),
+    "a schema": ("chat/completions", {**SAY, "response_format": _format(NOTHING)}),
     "a schema that ends its compiler": (
         "chat/completions",
-        {
-            **SAY,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": _chain(1200)}},
-        },
+        {**SAY, "response_format": _format(_chain(1200))},
     ),
     "large tools": ("chat/completions", {**SAY, "tools": [_tool(LARGE)], "tool_choice": "required"}),
     "a tool that ends its compiler": (
@@ -134,20 +131,15 @@ GRAMMARS = {
             "tool_choice": {"type": "function", "function": {"name": "f"}},
         },
     ),
-    "text.format": (
-        "responses",
-        {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": NOTHING}}},
-    ),
-    "a large text.format": (
-        "responses",
-        {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": LARGE}}},
-    ),
+    "text.format": ("responses", _response(NOTHING)),
+    "a large text.format": ("responses", _response(LARGE)),
 }
 
 
 def test_a_grammar_that_cannot_be_served_is_400_and_costs_no_worker(one_pair, http):
     right = ask(http)
-    router = router_rss(one_pair)
+    router = listener(one_pair.port)
+    rss = router.memory_info().rss
     wrong = []
     for name, (path, body) in GRAMMARS.items():
         answer = http.post(f"/v1/{path}", json={"model": MODEL_NAME, **body})
@@ -155,5 +147,5 @@ def test_a_grammar_that_cannot_be_served_is_400_and_costs_no_worker(one_pair, ht
             wrong.append(f"{name}: {answer.status_code} {answer.text[:300]}")
     assert not wrong
     assert ask(http) == right
-    assert router_rss(one_pair) < router + (64 << 20)
+    assert router.memory_info().rss - rss < 64 << 20
     eventually(lambda: idle(one_pair), 10, "the deployment is idle")

@@ -71,10 +71,7 @@ def streamed_chat(**options):
 
     def ask(client):
         body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 14, **options}
-        texts = {}
-        ends = {}
-        logprobs = []
-        usage = None
+        texts, ends, logprobs, usage = {}, {}, [], None
         for chunk in client.chat.completions.create(model=MODEL_NAME, stream=True, **body):
             usage = chunk.usage or usage
             for choice in chunk.choices:
@@ -95,7 +92,7 @@ def streamed_chat(**options):
         {"max_tokens": 2},
         {"n": 2, "temperature": 0.8, "seed": 7},
         {"temperature": 1.0, "seed": 3},
-        {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "seed": 11} | {},
+        {"temperature": 0.7, "top_p": 0.9, "seed": 11, "extra_body": {"top_k": 20}},
         {"frequency_penalty": 1.5, "presence_penalty": 0.5, "max_tokens": 40},
         {"logprobs": True, "top_logprobs": 3},
         {"stop": ["e", "zz"]},
@@ -109,9 +106,6 @@ def streamed_chat(**options):
     ids=lambda options: "-".join(options) or "plain",
 )
 def test_chat(clients, options):
-    if "top_k" in options:
-        options = {**options, "extra_body": {"top_k": options["top_k"]}}
-        options.pop("top_k")
     answer = both(clients, chat(**options))
     assert len(answer["choices"]) == options.get("n", 1)
     usage = answer["usage"]

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import socket
-import subprocess
 
 import pytest
 import yaml
@@ -13,21 +12,14 @@ from baton.services.engine.args import VLLM_VERSION
 from harness import zygote
 from harness.deployment import MODEL, deployment
 from harness.scheduling import RedisServer
-from harness.support import BATON, CALL_S, ROOT, eventually, free_port, listening
+from harness.support import BATON, CALL_S, ROOT, eventually, free_port, listening, ran
 
 A_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO \[")  # a worker logs its progress before it fails
 
 
 def fails(*command):
     """Run `baton COMMAND`, which must fail with one line on stderr and nothing on stdout. Return the line."""
-    done = subprocess.run(
-        [BATON, *command],
-        capture_output=True,
-        text=True,
-        timeout=CALL_S,
-        cwd=ROOT,
-        check=False,
-    )
+    done = ran(BATON, *command, cwd=ROOT)
     assert done.returncode == 1, done
     assert not done.stdout
     return the_line(done.stderr)
@@ -131,7 +123,7 @@ def test_a_taken_port(tmp_path, command):
 
 
 def test_a_scheduler_that_is_not_there(tmp_path):
-    constants = {"baton.services.worker.process:SCHEDULER_WAIT_S": 2.0}
+    constants = {"baton.services.worker.process:SCHEDULER_WAIT_S": 0.5}
     said = fails_forked(tmp_path, *worker("mixed", scheduler="127.0.0.1:9"), constants=constants)
     assert "127.0.0.1:9" in said
     assert "scheduler" in said
@@ -181,10 +173,7 @@ def test_redis_that_refuses(tmp_path):
                 "router --model {model}",
             )
         ),
-        (
-            "up --model {model} --schedulers 2",
-            "--schedulers is 2 and scheduler.store is memory, so",
-        ),
+        ("up --model {model} --schedulers 2", "--schedulers is 2 and scheduler.store is memory, so"),
         ("status --scheduler 127.0.0.1:9,127.0.0.1:8", "does not answer"),
         ("scheduler --heartbeat-s 1", "scheduler.heartbeat_s is no longer set: it is a fifth of"),
         ("prefill --model {model} --listen nope", "worker.listen: value 'nope'"),

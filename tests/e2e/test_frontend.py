@@ -123,8 +123,8 @@ def test_others_reach_vllms_app(thinking):
         ),
     ],
 )
-def test_a_problem_ends_the_start_with_one_line(folder, command, config, line):
-    with deployment(folder, **config) as one:
+def test_a_problem_ends_the_start_with_one_line(tmp_path, command, config, line):
+    with deployment(tmp_path, **config) as one:
         process = one.start(command, command)
         assert process.wait(60 * PATIENCE) == 1
         errors = [text for text in process.text.splitlines() if text.startswith("baton: error: ")]

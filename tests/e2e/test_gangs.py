@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from baton.protos import worker_pb2, worker_pb2_grpc
-from harness import gangs
 from harness.architectures.experts import deepseek_v3
 from harness.architectures.language import prompt
 from harness.deployment import deployment
+from harness.gangs import plain_answers
 from harness.greedy import ask
 from harness.support import CALL_S, PATIENCE, QUICK, eventually, gone
 
@@ -59,12 +59,7 @@ def case(tmp_path_factory):
     model = tmp_path_factory.mktemp("gangs") / "model"
     deepseek_v3(model)
     prompts = [prompt(number) for number in range(4)]
-    names = [str(number) for number in range(4)]
-    with gangs.Gang(gangs.Options(model, size=1, engine=MTP)) as plain:
-        for name, tokens in zip(names, prompts, strict=True):
-            plain.add(0, name, tokens, LONG if name == "0" else WRITTEN)
-        found = plain.answers(names)
-    return Case(model, prompts, [found[name] for name in names])
+    return Case(model, prompts, plain_answers(model, prompts, (LONG, *[WRITTEN] * 3), **MTP))
 
 
 @pytest.mark.timeout(300)

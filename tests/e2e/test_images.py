@@ -77,10 +77,7 @@ VICTIMS = ("encode", "prefill", "decode")
 
 async def ask(client, messages, tokens=TOKENS):
     done = await client.chat.completions.create(
-        model=MODEL_NAME,
-        messages=messages,
-        max_tokens=tokens,
-        **GREEDY,
+        model=MODEL_NAME, messages=messages, max_tokens=tokens, **GREEDY
     )
     return token_ids(done)
 
@@ -125,7 +122,7 @@ async def test_token_for_token(deployed, expected):
     assert len({tuple(expected[name]) for name in ASKED}) == len(ASKED) - 2  # A comes three times
 
     def handed_over():
-        return sum(bool(one["cost"].get("transport")) for one in deployed.status()["handoffs"])
+        return sum(bool(one.cost.transport) for one in deployed.describe().handoffs)
 
     eventually(lambda: handed_over() == len(ASKED), CALL_S, "every handoff is reported")
 
@@ -153,11 +150,7 @@ async def test_a_worker_dies_in_the_answer(deployed, undisturbed, role):
     victim = deployed.worker_process(deployed.worker(role)["identity"]["worker_id"])
     async with deployed.async_client(timeout=BACK_S) as client:
         stream = await client.chat.completions.create(
-            model=MODEL_NAME,
-            messages=ASKED["A, B"],
-            max_tokens=LONG,
-            stream=True,
-            **GREEDY,
+            model=MODEL_NAME, messages=ASKED["A, B"], max_tokens=LONG, stream=True, **GREEDY
         )
         ids = []
         async for event in stream:

@@ -13,10 +13,11 @@ import pytest
 import yaml
 
 from baton.security.authority import Authority
-from harness import gangs, zygote
+from harness import zygote
 from harness.architectures.experts import deepseek_v3
 from harness.architectures.language import prompt
 from harness.deployment import MODEL_NAME, START_S
+from harness.gangs import plain_answers
 from harness.greedy import GREEDY, token_ids
 from harness.netns import Host, Network, why_not
 from harness.support import CALL_S, END_S, PATIENCE, eventually
@@ -101,7 +102,7 @@ def spread(folder, model):
                 "engines": {
                     "prefill": {"tensor_parallel_size": 2},
                     "decode": {"data_parallel_size": 2, "expert_parallel": True},
-                },
+                }
             },
             "scheduler": {"address": f"{hosts[0].address}:7400"},
             "router": {"host": hosts[0].address, "port": 8000},
@@ -159,12 +160,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(model):
-    names = [str(number) for number in range(len(PROMPTS))]
-    with gangs.Gang(gangs.Options(model, size=1)) as plain:
-        for name, tokens in zip(names, PROMPTS, strict=True):
-            plain.add(0, name, tokens, LONG if name == "0" else WRITTEN)
-        found = plain.answers(names)
-    return [found[name] for name in names]
+    return plain_answers(model, PROMPTS, (LONG, *[WRITTEN] * 3))
 
 
 def test_streams_survive_the_end_of_a_member(model, expected, tmp_path):

@@ -67,7 +67,7 @@ def said(one):
 
 def test_streams_continue_beside_requests_that_break_steps(one, expected):
     eventually(lambda: idle(one), CALL_S, "the deployment is idle")
-    workers, blocks = [one.worker(role)["identity"]["worker_id"] for role in ("prefill", "decode")], None
+    workers = [one.worker(role)["identity"]["worker_id"] for role in ("prefill", "decode")]
     blocks = free_blocks(one)
     doses = [dose("alone", where, after) for where, after in (("sample", 0), ("sample", 9), ("update", 5))]
     single = [body(50 + number, vllm_xargs=one) for number, one in enumerate(doses)]

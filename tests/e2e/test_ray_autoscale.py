@@ -21,7 +21,7 @@ import yaml
 from baton.services.fleet.goals import DOWN_AFTER_S
 from harness.deployment import ENGINE, MODEL_NAME
 from harness.ray_head import RayCluster, ray_autoscaler
-from harness.support import BATON, CALL_S, ROOT, eventually, free_port
+from harness.support import BATON, CALL_S, ROOT, eventually, free_port, ran, running
 
 STREAMS = 8  # twice one worker's slots
 TOKENS = 200
@@ -36,21 +36,14 @@ class Up:
     cluster: RayCluster
     process: subprocess.Popen[bytes]
     log: Path
-    port: int
 
     @property
     def text(self):
         return self.log.read_text()
 
     def baton(self, *command):
-        return subprocess.run(
-            [BATON, "ray", *command, "--address", self.cluster.address],
-            env=self.cluster.environment,
-            capture_output=True,
-            text=True,
-            timeout=CALL_S,
-            check=False,
-        )
+        address = ("--address", self.cluster.address)
+        return ran(BATON, "ray", *command, *address, env=self.cluster.environment)
 
     @property
     def nodes(self):
@@ -84,28 +77,15 @@ def up(tmp_path):
     file.write_text(yaml.safe_dump(config))
     with ray_autoscaler(tmp_path, nodes=1, head_cpus=2) as cluster:
         command = [BATON, "ray", "up", file, "--log-dir", tmp_path / "logs", "--address", cluster.address]
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                command, env=cluster.environment, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT
-            )
-        try:
-            one = Up(cluster, process, log, port)
-
-            def ready():
-                assert process.poll() is None, one.text
-                return "\nReady." in one.text
-
-            eventually(ready, 120, f"baton ray up is ready; {log}")
-            yield one
-        finally:
-            process.kill()
-            process.wait(CALL_S)
+        options = {"env": cluster.environment, "cwd": ROOT}
+        with running(command, lambda: "\nReady." in log.read_text(), 120, log, **options) as process:
+            yield Up(cluster, process, log)
 
 
 @pytest.mark.timeout(600)
 async def test_a_worker_comes_on_a_new_node_and_goes_with_it(up):
     assert up.nodes == 1
-    assert re.search(r"settings +not used, .*: decode_config\..*\.target_ongoing_requests\n", up.text)
+    assert re.search(r"settings +ignored: .*: decode_config\..*\.target_ongoing_requests\n", up.text)
     stop = asyncio.Event()
     answers = []
 

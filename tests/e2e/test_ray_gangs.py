@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +15,15 @@ import openai
 import pytest
 import yaml
 
-from harness import gangs
 from harness.architectures.experts import deepseek_v3
 from harness.architectures.language import prompt
 from harness.deployment import MODEL_NAME
+from harness.gangs import plain_answers
 from harness.greedy import GREEDY, ask
 from harness.netns import why_not
 from harness.ray_head import RayHead, ray_head
 from harness.ray_hosts import ray_hosts
-from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port, gone, running
+from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port, gone, ran, running
 
 pytestmark = pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: Ray starts twice")
 
@@ -54,15 +53,8 @@ class Served:
         return self.log.read_text()
 
     def baton(self, *command):
-        done = subprocess.run(
-            [str(BATON), "ray", *command, "--address", self.head.address],
-            env=self.head.environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=CALL_S,
-            check=False,
-        )
+        address = ("--address", self.head.address)
+        done = ran(BATON, "ray", *command, *address, env=self.head.environment, cwd=ROOT)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -87,12 +79,7 @@ class Served:
         """Check the long answer as a stream. `begun` is set after some of its tokens."""
         got = []
         async with self.client() as client:
-            asked = {
-                "model": MODEL_NAME,
-                "prompt": self.prompts[0],
-                "max_tokens": LONG,
-                **GREEDY,
-            }
+            asked = {"model": MODEL_NAME, "prompt": self.prompts[0], "max_tokens": LONG, **GREEDY}
             async for chunk in await client.completions.create(**asked, stream=True):
                 got += (chunk.choices[0].model_extra or {}).get("token_ids") or []
                 if len(got) > WRITTEN:
@@ -106,24 +93,11 @@ def served(tmp_path_factory):
     model, file, log = folder / "model", folder / "cluster.yaml", folder / "up.log"
     deepseek_v3(model)
     prompts = [prompt(number) for number in range(3)]
-    names = [str(number) for number in range(3)]
-    with gangs.Gang(gangs.Options(model, size=1, engine={"speculative_config": MTP})) as plain:
-        for name, tokens in zip(names, prompts, strict=True):
-            plain.add(0, name, tokens, LONG if name == "0" else WRITTEN)
-        found = plain.answers(names)
+    expected = plain_answers(model, prompts, (LONG, WRITTEN, WRITTEN), speculative_config=MTP)
     file.write_text(yaml.safe_dump(configuration(model, port, folder)))
     with ray_head("--num-cpus=4") as head:
-        command = [
-            str(BATON),
-            "ray",
-            "up",
-            str(file),
-            "--address",
-            head.address,
-            "--log-dir",
-            str(folder / "logs"),
-        ]
-        one = Served(head, port, log, prompts, [found[name] for name in names])
+        command = [BATON, "ray", "up", file, "--address", head.address]
+        one = Served(head, port, log, prompts, expected)
         options = {"env": head.environment, "cwd": ROOT}
         with running(command, lambda: "\nReady." in one.text, START_S, log, **options) as up:
             yield one

@@ -105,6 +105,7 @@ def test_greedy_answers_equal_those_of_one_engine(one_pair, reference):
 @pytest.mark.timeout(200)
 def test_who_runs_where(hosts):
     told = hosts.status()
+    assert told["urls"] == [f"http://{one.address}:8000" for one in (hosts.first, hosts.second)]
     where = {part["name"]: (part["node"], part["state"]) for part in told["parts"]}
     assert where == {
         "prefill-0": ("first", "ready"),
@@ -129,8 +130,6 @@ def test_who_runs_where(hosts):
 
 @pytest.mark.timeout(100)
 def test_each_host_has_a_router(hosts, one_pair):
-    told = hosts.status()
-    assert told["urls"] == [f"http://{one.address}:8000" for one in (hosts.first, hosts.second)]
     with hosts.forwarded(hosts.second) as url:
         for prompt in prompts()[:2]:
             assert answer(url, prompt) == answer(one_pair.url, prompt)

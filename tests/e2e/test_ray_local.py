@@ -3,10 +3,8 @@
 import json
 import os
 import signal
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import openai
 import pytest
 import yaml
 
+from harness import ray_forks
 from harness.ray_head import RAY, ray_folder
 from harness.scheduling import RedisServer
 from harness.support import (
@@ -26,10 +25,13 @@ from harness.support import (
     family,
     free_port,
     gone,
+    ran,
+    running,
     segments,
 )
 
 START_S = 120.0
+PAUSE_S = 0.3  # between a client's requests
 # Ray's token authentication, with a token that is not written to the home folder.
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-this-test-alone-and-long-enough"}
 DEPLOY = """
@@ -50,8 +52,8 @@ class Local:
 
     @property
     def environment(self):
-        own = {**RAY, **TOKEN, "RAY_TMPDIR": str(self.ray), "BATON_SECURITY__CA": str(self.folder / "ca")}
-        return {**os.environ, **own}
+        own = {"RAY_TMPDIR": str(self.ray), "BATON_SECURITY__CA": str(self.folder / "ca")}
+        return {**os.environ, **RAY, **TOKEN, **ray_forks.environment(self.ray), **own}
 
     @property
     def file(self):
@@ -62,25 +64,15 @@ class Local:
         found = yaml.safe_load((ROOT / "deploy/ray/laptop.yaml").read_text())
         for role in ("prefill", "decode"):
             found[f"{role}_config"]["placement_group_config"] = {"bundles": [{"CPU": 0.5}]}
-        own = {
-            "router": {"port": self.port},
-            "handoff": {"staging_mib": 64},
-        }
+        own = {"router": {"port": self.port}, "handoff": {"staging_mib": 64}}
         for section, values in (own | more).items():
             found[section] = own.get(section, {}) | values
         Path(self.file).write_text(yaml.safe_dump(found))
 
-    @contextmanager
-    def start(self, *command):
-        with self.output.open("wb") as out:
-            process = subprocess.Popen(
-                command, env=self.environment, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT
-            )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait(10)
+    def until(self, text, *command):
+        """Run a command during the block, which begins when it has printed this text."""
+        options = {"env": self.environment, "cwd": ROOT}
+        return running(command, lambda: text in self.text, START_S, self.output, **options)
 
     @property
     def address(self):
@@ -93,6 +85,10 @@ class Local:
         (self.folder / "address").write_text(found.pop())
         assert not found
 
+    def processes(self, process):
+        """Return the family of this process and that of each `baton node`, which the zygote forked."""
+        return [each for one in (process, *ray_forks.nodes(self.ray)) for each in family(one.pid)]
+
     @property
     def output(self):
         return self.folder / "output"
@@ -103,15 +99,8 @@ class Local:
 
     def baton(self, *command):
         """Run `baton ray`, as from a second terminal."""
-        done = subprocess.run(
-            [str(BATON), "ray", *command],
-            env={**self.environment, "RAY_ADDRESS": self.address},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=CALL_S,
-            check=False,
-        )
+        own = {**self.environment, "RAY_ADDRESS": self.address}
+        done = ran(BATON, "ray", *command, env=own, cwd=ROOT)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -143,13 +132,7 @@ def test_up_scale_and_down_from_a_second_terminal(local):
     """Use Redis as the store. No stream fails while a worker joins and leaves."""
     redis = RedisServer(local.folder)
     local.write(scheduler={"store": redis.url})
-    with redis, local.start(str(BATON), "ray", "up", local.file) as up:
-
-        def ready():
-            assert up.poll() is None, local.text
-            return "\nReady." in local.text
-
-        eventually(ready, START_S, "baton ray up is ready")
+    with redis, local.until("\nReady.", BATON, "ray", "up", local.file) as up:
         local.note_address(up)
         url = f"http://127.0.0.1:{local.port}/v1"
         assert url in local.text
@@ -158,7 +141,7 @@ def test_up_scale_and_down_from_a_second_terminal(local):
 
             def ask():
                 found = []
-                while not stop.is_set():
+                while not stop.wait(PAUSE_S):
                     found.append(answer(client))
                 return found
 
@@ -167,7 +150,7 @@ def test_up_scale_and_down_from_a_second_terminal(local):
                 try:
                     assert "ordered: decode=2" in local.baton("scale", "decode=2")
                     eventually(lambda: "decode-1     ready: " in local.text, 90, "a second worker is ready")
-                    everything = family(up.pid)
+                    everything = local.processes(up)
                     local.baton("scale", "decode=1")
                     eventually(lambda: "decode-1     has left" in local.text, 60, "it has left")
                 finally:
@@ -187,14 +170,8 @@ def test_up_scale_and_down_from_a_second_terminal(local):
 def test_ctrl_c_ends_deploy_as_it_starts(local):
     """Ctrl-C acts like an exception in the caller's block, as in a user's program."""
     local.write()
-    with local.start(*INTERRUPTIBLE, str(PYTHON), "-c", DEPLOY, local.file) as process:
-
-        def started():
-            assert process.poll() is None, local.text
-            return "prefill-0 started" in local.text
-
-        eventually(started, START_S, "a worker has started")
-        everything = family(process.pid)
+    with local.until("prefill-0 started", *INTERRUPTIBLE, PYTHON, "-c", DEPLOY, local.file) as process:
+        everything = local.processes(process)
         assert len(everything) > 8  # processes of Ray, the keeper, baton node and its parts
         process.send_signal(signal.SIGINT)
         assert process.wait(CALL_S) != 0

@@ -20,9 +20,10 @@ import pytest
 import yaml
 
 from baton import addresses
+from harness import zygote
 from harness.deployment import MODEL_NAME
 from harness.ray_head import RayHead, ray_head
-from harness.support import BATON, CALL_S, INTERRUPTIBLE, PYTHON, ROOT, eventually, free_port, gone
+from harness.support import BATON, CALL_S, INTERRUPTIBLE, PYTHON, ROOT, eventually, free_port, gone, ran
 from tests.deploy.manifests import RayManifests, in_checkout, render
 
 START_S = 150.0
@@ -169,8 +170,7 @@ def test_the_parts_speak_tls(served):
     scheduler = served.scheduler()
 
     def status(*flags):
-        command = [str(BATON), "status", "--scheduler", scheduler, *flags]
-        return subprocess.run(command, capture_output=True, text=True, timeout=CALL_S, check=False, cwd=ROOT)
+        return zygote.shared().command("status", "--scheduler", scheduler, *flags)
 
     done = status("--secure", "--security-ca", str(served.ca))
     assert done.returncode == 0, done.stderr
@@ -239,10 +239,8 @@ def test_decode_workers_follow_the_streams_and_one_given_up_is_replaced(served):
 
 @pytest.mark.timeout(200)
 def test_workers_of_one_node_see_different_gpus(head):
-    command = [str(PYTHON), "-c", VISIBLE, head.address, str(CALL_S / 2)]
-    done = subprocess.run(
-        command, env=head.environment, cwd=ROOT, capture_output=True, text=True, timeout=CALL_S, check=False
-    )
+    command = (PYTHON, "-c", VISIBLE, head.address, CALL_S / 2)
+    done = ran(*command, env=head.environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = [one["CUDA_VISIBLE_DEVICES"] for one in json.loads(done.stdout.splitlines()[-1])]
     assert sorted(found) == ["0", "1"]
@@ -257,16 +255,8 @@ def test_a_port_that_another_has_ends_a_start(head, tmp_path):
         found |= {"router": {"host": "127.0.0.1", "port": port}, "security": {"ca": str(tmp_path / "ca")}}
         file = tmp_path / "cluster.yaml"
         file.write_text(yaml.safe_dump(found))
-        command = [str(BATON), "ray", "up", str(file), "--address", head.address]
-        done = subprocess.run(
-            command,
-            env=head.environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=CALL_S,
-            check=False,
-        )
+        up = (BATON, "ray", "up", file, "--address", head.address)
+        done = ran(*up, env=head.environment, cwd=ROOT)
     assert done.returncode == 1, done
     assert f"router.port: cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
     assert "Ready." not in done.stdout

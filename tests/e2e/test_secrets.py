@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from harness.checkpoints import tiny_qwen2
-from harness.deployment import START_S, deployment, status_of
+from harness.deployment import deployment, status_of
 from harness.scheduling import RedisServer
 from harness.support import PATIENCE, eventually, family, gone
 from tests.e2e.test_bad_start import fails_forked
@@ -37,22 +37,14 @@ def test_nothing_shows_them(tmp_path):
         one.config_file.write_text(yaml.safe_dump(one.config))
         logs = one.folder / "logs"
         with redis:
-            process = one.start(
-                *("up", "up", "--mixed", "1", "--log-dir", str(logs), "--api-key", KEY),
-                *("--store", redis.url),
-                *("--engine-args", json.dumps({"hf_token": TOKEN})),
-            )
+            extra = json.dumps({"hf_token": TOKEN})
+            one.up(0, 0, 1, "--api-key", KEY, "--store", redis.url, "--engine-args", extra)
+            process = one.processes["up"]
             pid = process.popen.pid
-
-            def ready():
-                assert process.popen.poll() is None, process.text
-                return "Ready." in process.text
-
-            eventually(ready, START_S, "baton up is ready")
             seen = titles(pid)
             assert {f"baton {name}" for name in PARTS} <= set(seen)
-            assert seen[0].startswith(f"baton up --mixed 1 --log-dir {logs} --api-key *** --store ***")
-            assert seen[0].endswith(f"--engine-args *** --config {one.config_file}")
+            assert seen[0].startswith("baton up --api-key *** --store *** --engine-args *** --prefill 0 ")
+            assert seen[0].endswith(f" --mixed 1 --log-dir {logs} --config {one.config_file}")
             assert status_of(f"{one.url}/v1/models") == 401
             status = one.baton("status")
             assert status.returncode == 0

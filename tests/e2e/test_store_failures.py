@@ -55,10 +55,7 @@ class Site:
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
     redis = RedisServer(folder)
-    scheduler = {
-        "store": redis.url,
-        "worker_lease_s": WORKER_LEASE_S,
-    }
+    scheduler = {"store": redis.url, "worker_lease_s": WORKER_LEASE_S}
     with redis, deployment(folder / "baton", scheduler=scheduler) as one:
         one.up(0, 0, mixed=1)
         # The first request compiles, which would look like a pause.
@@ -112,12 +109,7 @@ async def the_scheduler_hangs(site):
         process.resume()
 
 
-FAILURES = [
-    redis_dies,
-    redis_hangs,
-    the_scheduler_dies,
-    the_scheduler_hangs,
-]
+FAILURES = [redis_dies, redis_hangs, the_scheduler_dies, the_scheduler_hangs]
 
 
 @pytest.mark.timeout(180)

@@ -7,14 +7,13 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
 import threading
 
 import pytest
 
 from harness import zygote
 from harness.deployment import MODEL_NAME, START_S, Process, deployment
-from harness.support import BATON, CALL_S, PATIENCE, QUICK, eventually, free_port
+from harness.support import BATON, CALL_S, PATIENCE, QUICK, eventually, free_port, ran
 
 F_SETPIPE_SZ = 1031
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
@@ -90,8 +89,7 @@ def test_it_serves_whatever_becomes_of_its_output(tmp_path):
         eventually(lambda: "ready on" in (logs / "mixed-0.log").read_text(), 10, "it writes its log")
 
         named = {**os.environ, **dict.fromkeys(PROXIES, proxy)}
-        status = [BATON, "status", "--scheduler", one.scheduler_address]
-        shown = subprocess.run(status, env=named, capture_output=True, text=True, timeout=CALL_S, check=True)
+        shown = ran(BATON, "status", "--scheduler", one.scheduler_address, env=named, check=True)
         assert third.split(".")[0] in shown.stdout
         assert one.healthy()
 

@@ -75,19 +75,32 @@ def loads(process, library):
     return any(library in one for one in maps)
 
 
+def told_to_end(one, how, *command):
+    """Signal a command while it imports vLLM. Return its process and how long it took to end."""
+    process = one.start(command[0], *command)
+    eventually(lambda: loads(process, "libtorch"), 60, "it imports torch")
+    all_of_it = family(process.popen.pid)
+    began = time.monotonic()
+    process.popen.send_signal(how)
+    process.wait(30 * PATIENCE)
+    took = time.monotonic() - began
+    eventually(lambda: gone(all_of_it), 10, "all have ended")
+    return process, took
+
+
+@pytest.fixture
+def cold(tmp_path):
+    """Return a deployment that starts cold: forked processes have imported vLLM."""
+    with deployment(tmp_path / "import", cold=True) as one:
+        yield one
+
+
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("command", "how"), [("up", signal.SIGINT), ("router", signal.SIGTERM)])
-def test_a_signal_while_vllm_is_imported(tmp_path, command, how):
-    """`baton up` ends at once and leaves no process. It starts cold: forked processes have imported vLLM."""
-    with deployment(tmp_path / "import", cold=True) as one:
-        process = one.start(command, command)
-        eventually(lambda: loads(process, "libtorch"), 60, "it imports torch", 0.01)
-        all_of_it = family(process.popen.pid)
-        began = time.monotonic()
-        process.popen.send_signal(how)
-        assert process.wait(30 * PATIENCE) == 0, process.text
-        took = time.monotonic() - began
-        eventually(lambda: gone(all_of_it), 10, "all have ended")
+def test_a_signal_while_vllm_is_imported(cold, command, how):
+    """`baton up` ends at once and leaves no process."""
+    process, took = told_to_end(cold, how, command)
+    assert process.popen.returncode == 0, process.text
     assert "vLLM imported" not in process.text
     assert "nanobind" not in process.text
     assert "Traceback" not in process.text
@@ -95,33 +108,25 @@ def test_a_signal_while_vllm_is_imported(tmp_path, command, how):
 
 
 @pytest.mark.timeout(150)
-def test_a_batch_told_to_end_while_it_starts(tmp_path):
+def test_a_batch_told_to_end_while_it_starts(cold, tmp_path):
     requests = tmp_path / "in.jsonl"
     body = {"model": MODEL_NAME, "prompt": "x"}
     line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
     requests.write_text(json.dumps(line))
-    with deployment(tmp_path / "import", cold=True) as one:
-        process = one.start("batch", "batch", str(requests), str(tmp_path / "out.jsonl"))
-        eventually(lambda: loads(process, "libtorch"), 60, "it imports torch", 0.01)
-        all_of_it = family(process.popen.pid)
-        began = time.monotonic()
-        process.popen.send_signal(signal.SIGTERM)
-        assert process.wait(30 * PATIENCE) == 130, process.text
-        assert time.monotonic() - began < 5 * PATIENCE
-        eventually(lambda: gone(all_of_it), 10, "all have ended")
+    command = ("batch", str(requests), str(tmp_path / "out.jsonl"))
+    process, took = told_to_end(cold, signal.SIGTERM, *command)
+    assert process.popen.returncode == 130, process.text
+    assert took < 5 * PATIENCE
     assert "interrupted: 0 of 1 are done" in process.text
 
 
 @pytest.mark.timeout(150)
-def test_a_worker_told_to_end_while_it_imports(tmp_path):
-    with deployment(tmp_path / "import", cold=True) as one:
-        one.start("scheduler", "scheduler")
-        process = one.start("prefill", "prefill")
-        eventually(lambda: loads(process, "libtorch"), 60, "it imports torch", 0.01)
-        process.popen.send_signal(signal.SIGINT)
-        assert process.wait(30 * PATIENCE) == 0, process.text
-        assert "ended by a signal while importing vLLM" in process.text
-        assert not one.describe().workers
+def test_a_worker_told_to_end_while_it_imports(cold):
+    cold.start("scheduler", "scheduler")
+    process, _ = told_to_end(cold, signal.SIGINT, "prefill")
+    assert process.popen.returncode == 0, process.text
+    assert "ended by a signal while importing vLLM" in process.text
+    assert not cold.describe().workers
 
 
 def part(one, name, *, other_than=0):

@@ -128,14 +128,15 @@ async def test_a_fleet_may_be_ordered_to_run_nothing(topic):
 
 @asynccontextmanager
 async def flipping(server, client):
-    """Run a prefill worker and two decode workers; yield the first of these, which is asked to change."""
+    """Run a prefill worker and two decode workers; yield the first of these, the only one asked to change."""
     async with (
         working(client, identity("p", P)),
         Changer().registered(client, identity("d1", D)) as first,
-        Changer().registered(client, identity("d2", D)),
+        Changer().registered(client, identity("d2", D)) as other,
     ):
         settle(server)
         yield first
+        assert not other.asked
 
 
 async def test_a_role_change_is_a_call_with_the_fence(topic):

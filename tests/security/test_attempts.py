@@ -140,7 +140,7 @@ async def test_a_certificate_of_another_topic(server, become):
 
 
 def test_pulls(become):
-    """Pull with the right ticket, without a ticket, with the ticket of another save, and as another role."""
+    """Pull with the right ticket, without one, with another request's, and as another role."""
     become(Role.WORKER, "p0")
     with closing(Rank()) as rank:
         rank.save(4)

@@ -101,7 +101,7 @@ async def _repeated(call, over):
 def _pulled(rank, tcp, client, over):
     count = 0
     manifest = Manifest(request_id="r", epoch=1, shards=[rank.pull().shard])
-    while not over.wait(PACE_S):
+    while not over.wait(PACE_S / 3):
         assert sum(records.data.sum() for records in tcp.pull(rank.pull())) == rank.data.sum()
         assert client.renew([manifest]) == {KEY}
         count += 1

@@ -13,6 +13,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     MLAAttentionSpec,
     SlidingWindowMLASpec,
+    is_full_attention_spec,
 )
 from vllm.v1.worker.utils import request_memory
 
@@ -139,7 +140,8 @@ def engine_with(groups, blocks):
     cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=named)
     config.cache_config.num_gpu_blocks = blocks
     config.cache_config.block_size = min(spec.block_size for spec in groups)  # EngineCore sets it like this
-    config.cache_config.effective_attention_block_size = groups[0].block_size
+    whole = {spec.block_size for spec in groups if is_full_attention_spec(spec)}
+    config.cache_config.effective_attention_block_size = next(iter(whole), None)  # vLLM does it like this
     update_kv_cache_capacity(config, cache)
     return SimpleNamespace(vllm_config=config, scheduler=SimpleNamespace(kv_cache_config=cache))
 

@@ -91,8 +91,8 @@ def among(engine, prompts, xargs):
 
 def whole(engine, names):
     """Return the tokens of the requests that were answered."""
-    answers = {name: engine.answers[name] for name in names}
-    return {name: answer.tokens for name, answer in answers.items() if answer.finish_reason is not None}
+    given = {name: engine.answers[name] for name in names}
+    return {name: answer.tokens for name, answer in given.items() if answer.finish_reason is not None}
 
 
 def blocks(engine):
