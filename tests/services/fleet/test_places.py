@@ -33,14 +33,12 @@ class Fleet(test_parts.Fleet):
         return places_of(plans, lambda _: self.worker)
 
     def worker(self, name, role, _where):
-        def run():
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        def begun():
             self._tell.send((name, role()))
             if name == "worker-3":
                 sys.exit(1)
-            signal.sigwait({signal.SIGTERM})
 
-        return run
+        return lambda: test_parts.wait_for(signal.SIGTERM, begun)
 
     def obey(self, fence, **roles):
         self.places.obey(

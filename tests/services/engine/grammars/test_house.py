@@ -88,9 +88,7 @@ async def test_bombs_are_refused_in_time_and_honest_grammars_are_not(house):
         start = time.monotonic()
         refused = await refusal(house, asked(grammar))
         took = time.monotonic() - start
-        if (
-            took > 8.0 * PATIENCE
-        ):  # it has 0.55 s of CPU; the engine's compiler would take up to minutes
+        if took > 8.0 * PATIENCE:  # it has 0.55 s of CPU; the engine's compiler would take up to minutes
             wrong.append(f"{name}: {took:.1f} s")
         if name in HARMLESS | LATER:
             continue
