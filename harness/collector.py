@@ -50,7 +50,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def Export(self, request: Any, context: Any) -> trace_service_pb2.ExportTraceServiceResponse:
         self.headers = {name: str(value) for name, value in context.invocation_metadata()}
-        found = []
+        found: list[Span] = []
         for group in request.resource_spans:
             of = _plain(group.resource.attributes)
             for scope in group.scope_spans:
