@@ -1,7 +1,7 @@
 """Sample answers with an engine in a child process, and compute the distribution that they should have.
 
-The expected distribution is exact: plain forward passes give the probability of every three-token
-continuation, filtered by temperature, top-k and top-p.
+The expected distribution is exact: plain forward passes give the probability of every short continuation,
+filtered by temperature, top-k, top-p and min-p.
 """
 
 from __future__ import annotations

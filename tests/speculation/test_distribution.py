@@ -24,7 +24,7 @@ WHOLE = "WHOLE_TABLE" in os.environ
 WAYS = (Way(0.25), Way(0.8, top_k=5, top_p=0.9))
 if WHOLE:
     WAYS += Way(0.8), Way(1.0), Way(1.0, top_p=0.8), Way(0.8, top_k=5)
-CHANCE = 1e-6  # probability that a right sample fails, in each of some 60 comparisons
+CHANCE = 1e-6  # probability that a right sample fails, in each of some 60 comparisons, or 160
 
 pytestmark = pytest.mark.timeout(600)
 

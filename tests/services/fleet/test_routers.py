@@ -224,7 +224,11 @@ async def test_nothing_is_reset_when_it_ends(routers, http):
     knocking = [asyncio.create_task(knock(http, seen, over)) for _ in range(4)]
 
     leaver = min(routers.pids)
-    os.kill(leaver, signal.SIGTERM)
+    freeze(leaver)
+    waiting = connected(routers, 32)
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        os.kill(leaver, number)
+    assert await statuses(waiting) == {OK}
     await until(lambda: len(seen) > 50, "it drains while others come")
     assert not any(one.task.done() for one in streams)
     routers.worker.step_s = QUICK_S

@@ -91,13 +91,15 @@ def test_a_part_inherits_an_ignored_sighup_and_nothing_else(ignored, ended, tmp_
     def parent():
         signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else lambda *_: None)
         child = spawn("part", lambda: (os.write(1, b"begun"), signal.pause()), tmp_path)
-        says(child, "begun")
-        os.kill(child.process.pid, signal.SIGHUP)
-        child.process.join(0.3 if ignored else CALL_S)
-        os.write(1, f"\n{child.process.exitcode}\n".encode())
-        child.process.kill()
+        try:
+            says(child, "begun")
+            os.kill(child.process.pid, signal.SIGHUP)
+            child.process.join(0.3 if ignored else CALL_S)
+            os.write(1, f"\n{child.process.exitcode}\n".encode())
+        finally:
+            child.process.kill()
 
     child = spawn("parent", parent, tmp_path)
-    child.process.join(CALL_S)
-    assert child.process.exitcode == 0
+    child.process.join(2 * CALL_S)
+    assert child.process.exitcode == 0, child.log.read_text()
     assert ended in child.log.read_text().splitlines()  # gRPC may print lines when a process forks
