@@ -50,12 +50,12 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def Export(self, request: Any, context: Any) -> trace_service_pb2.ExportTraceServiceResponse:
         self.headers = {name: str(value) for name, value in context.invocation_metadata()}
-        found = []
+        found: list[Span] = []
         for group in request.resource_spans:
             of = _plain(group.resource.attributes)
             for scope in group.scope_spans:
                 found += [_span(one, of) for one in scope.spans]
-        self.spans += found  # at once: a test that sees one span of an export sees all
+        self.spans += found  # at once: tests read it meanwhile
         return trace_service_pb2.ExportTraceServiceResponse()
 
 

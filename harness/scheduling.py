@@ -186,7 +186,7 @@ async def working(
 ) -> AsyncIterator[WorkerSession]:
     """Run the session of a worker that is ready."""
     session = WorkerSession(client, who, load, **more)
-    await session.start(5)
+    await session.start(30)
     try:
         await session.ready(capacity())
         yield session

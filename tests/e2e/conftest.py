@@ -10,6 +10,8 @@ from harness.support import QUICK
 from tests.e2e.sharing import SHARING
 
 SLOW_CLIENT_S = 4.0  # router.slow_client_s of one_pair
+# Waits for a prompt's prefix, longer than the pauses of a busy machine.
+WAITS = ("baton.services.worker.entrance:PREFIX_WAIT_S", "baton.services.router.prefix:PREFIX_WAIT_S")
 SHARING_FILES = {f"test_{name}" for name in SHARING}
 _running = {}  # fixture -> what it started
 _ends = ExitStack()  # ends what runs
@@ -41,6 +43,7 @@ def one_pair(tmp_path_factory, collector):
             "constants": {
                 **QUICK,
                 "baton.services.config.workers:PREFIX_PULL_S": 0.01,
+                **dict.fromkeys(WAITS, 8.0),
                 "baton.services.router.serving:SLOW_CLIENT_S": SLOW_CLIENT_S,
             },
         }

@@ -213,6 +213,7 @@ def chat(compose, content):
 @pytest.mark.timeout(600)
 def test_a_chat_request_passes_through_all_containers(composed):
     assert chat(composed, PROMPT)
+    eventually(lambda: composed.status().get("handoffs"), CALL_S, "the handoff is reported")
     status = composed.status()
     roles = {one["identity"]["worker_id"]: one["identity"]["role"] for one in status["workers"]}
     # A part that listens on all addresses advertises one of the container's.

@@ -158,7 +158,7 @@ def kill_one(one, workers):
     processes[1].kill()
     began = time.monotonic()
     eventually(lambda: gone(processes), CALL_S, "all have ended", 0.01)
-    assert time.monotonic() - began < 1.0 * PATIENCE
+    assert time.monotonic() - began < 3.0 * PATIENCE
 
 
 def again(one, before):

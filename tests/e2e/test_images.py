@@ -108,7 +108,7 @@ def deployed(tmp_path_factory):
             "max_num_batched_tokens": 128,  # two images take two steps, so their KV is pulled early
         },
         # Every prompt is handed over.
-        "scheduler": {"idle_decode_tokens": 0, "worker_lease_s": 3.0},
+        "scheduler": {"idle_decode_tokens": 0, "worker_lease_s": 10.0},
         "router": {"media": {"encode_min_tokens": 1}},
     }
     with deployment(tmp_path_factory.mktemp("one-pair"), **config) as one:

@@ -180,9 +180,14 @@ def test_a_request_is_answered_over_tls(cluster):
     message = {"role": "user", "content": prompt}
     body = {"model": MODEL_NAME, "messages": [message], "max_tokens": 16, "temperature": 0}
     assert cluster.ask(body)
-    done = cluster.run("ca", "baton", "status", "--json")
-    assert done.returncode == 0, done.stderr
-    status = json.loads(done.stdout)
+
+    def told():
+        done = cluster.run("ca", "baton", "status", "--json")
+        assert done.returncode == 0, done.stderr
+        status = json.loads(done.stdout)
+        return status if status.get("handoffs") else None
+
+    status = eventually(told, CALL_S, "the handoff is reported")
     assert sorted(one["identity"]["worker_id"] for one in status["workers"]) == ["decode", "prefill"]
     (handoff,) = status["handoffs"]
     assert handoff["cost"]["transport"] == "tcp"

@@ -44,7 +44,11 @@ def test_one_address_serves_both_and_one_while_the_other_is_dead(two):
         ask(client, "baton-demo")
     assert unknown.value.code == "model_not_found"
 
-    found = two.status()["models"]
+    def told():
+        models = two.status()["models"]
+        return models if models["drafting"].get("handoffs") else None
+
+    found = eventually(told, START_S, "the handoff is reported")
     workers = {
         name: [worker["identity"]["worker_id"] for worker in found[name]["workers"]] for name in before
     }

@@ -85,7 +85,7 @@ class Spread:
         members[rank].kill()
         began = time.monotonic()
         eventually(lambda: all(one.poll() is not None for one in members), CALL_S, "both have ended", 0.01)
-        assert time.monotonic() - began < 1.0 * PATIENCE
+        assert time.monotonic() - began < 3.0 * PATIENCE
 
 
 @contextmanager
@@ -173,8 +173,12 @@ def test_streams_survive_the_end_of_a_member(model, expected, tmp_path):
         with asking(one, expected) as ask:
             for number in (1, 2, 3):
                 ask.check(number)
-            handoffs = one.status()["handoffs"]
-            assert any(int(each["cost"].get("handoff_bytes", 0)) for each in handoffs), handoffs
+
+            def handed_over():
+                told = one.status().get("handoffs", [])
+                return any(int(each["cost"].get("handoff_bytes", 0)) for each in told)
+
+            eventually(handed_over, CALL_S, "a handoff is reported")
             ask.stream(lambda: one.dies_with("decode-0", 1))
             ask.check(2)
             one.dies_with("prefill-0", 1)

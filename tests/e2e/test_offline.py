@@ -23,7 +23,7 @@ MODEL = ENGINE["model"]
 SETTINGS = {key: value for key, value in ENGINE.items() if key != "model"}
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPTS = ["def main(", [5, 6, 7, 8, 9], CHAT, "Once upon a time " * 20, *(["import os"] * 4)]
-LINES = 32  # lines of a batch
+LINES = 128  # lines of a batch
 FLAGS = [
     *("--model", str(MODEL), "--dtype", "float32", "--served-model-name", MODEL_NAME),
     *("--max-model-len", "1024", "--kv-cache-gib", "0.25", "--max-num-seqs", "8"),

@@ -89,7 +89,7 @@ async def recovered(stores, within_s=5.0):
 
 @pytest.fixture
 async def server(topic):
-    async with SchedulerServer(Options(topic=topic)) as running:
+    async with SchedulerServer(Options(topic=topic, worker_lease_s=60.0)) as running:
         yield running
 
 

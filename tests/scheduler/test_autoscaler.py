@@ -223,16 +223,16 @@ async def test_the_pause_between_two_role_changes_outlasts_the_lease(monkeypatch
 
 
 async def test_pressure_from_before_the_lease_was_lost_does_not_count(monkeypatch):
-    async with balancing(monkeypatch, 1.0) as (store, metrics, flipped):
+    async with balancing(monkeypatch, 2.5) as (store, metrics, flipped):
         await asyncio.sleep(0.1)  # it sees the pressure
-        await lose_the_lease(store, metrics, for_s=1.0)
+        await lose_the_lease(store, metrics, for_s=0.5)
         regained = time.monotonic()
         await until(lambda: flipped)
-        assert time.monotonic() - regained > 0.9
+        assert time.monotonic() - regained > 2.3
 
 
 async def test_another_scheduler_takes_over_with_a_higher_fence(redis_server, topic, monkeypatch):
-    monkeypatch.setattr("baton.scheduler.autoscaler.ROLE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("baton.scheduler.autoscaler.ROLE_TIMEOUT_S", 1.2)  # the lease is a little longer
     async with AsyncExitStack() as first:
         one, _ = await first.enter_async_context(scheduler(redis_server.url, topic, goals()))
         async with (

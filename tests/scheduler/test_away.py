@@ -18,7 +18,7 @@ from tests.scheduler.test_service import D, M, P, add, figure, health
 async def test_placing_works_without_redis(own_redis):
     """Redis is down at the start and once later. Drains made without it are written to it."""
     own_redis.stop()
-    options = Options(store=own_redis.url)
+    options = Options(store=own_redis.url, worker_lease_s=60.0)
 
     async def store_up(server, wanted):
         await until(lambda: figure(server, "store_up") == wanted)
@@ -58,7 +58,7 @@ async def test_a_router_places_without_a_scheduler_and_reports_it_later():
         ]
         async with SchedulerServer(options):
             for session in sessions:
-                await session.start(2)
+                await session.start(30)
                 await session.ready(capacity())
             kept = await place(client, "kept", 1, 10, 1)
             client.reports.prefilled(kept.attempt)

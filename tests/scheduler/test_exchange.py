@@ -15,7 +15,7 @@ from baton.scheduler.need import need_to_wire
 from baton.scheduler.router_reports import Reports
 from baton.scheduler.service import SchedulerServer
 from harness.scheduling import Options, identity, need, place, until, until_told
-from harness.support import free_port
+from harness.support import PATIENCE, free_port
 
 
 class Line:
@@ -189,7 +189,8 @@ async def test_a_request_cancelled_before_the_message_is_not_sent(line, operator
     assert await booked(operator) == ["first", "stays"]
 
 
-async def test_a_scheduler_stops_without_waiting_for_streams_and_the_next_one_is_found():
+async def test_a_scheduler_stops_without_waiting_for_streams_and_the_next_one_is_found(monkeypatch):
+    monkeypatch.setattr("baton.scheduler.service.STOP_GRACE_S", 60.0)
     options = Options(address=f"127.0.0.1:{free_port()}")
     async with SchedulerClient(options.address, router_id="router") as router:
         for name in ("first", "second"):
@@ -197,4 +198,4 @@ async def test_a_scheduler_stops_without_waiting_for_streams_and_the_next_one_is
                 await router.register(identity("m"), pb.WORKER_STATE_READY)
                 await place(router, name, 1, 1, 1)
                 began = asyncio.get_running_loop().time()
-            assert asyncio.get_running_loop().time() - began < 1.5  # less than its grace of 2 s
+            assert asyncio.get_running_loop().time() - began < 10 * PATIENCE

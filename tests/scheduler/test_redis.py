@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.scheduler.errors import StoreUnavailable
-from baton.scheduler.store import open_store
+from baton.scheduler.store import open_store, redis
 from baton.scheduler.store.redis import (
     AWAY,
     CALL_TIMEOUT_S,
@@ -21,14 +21,16 @@ from baton.scheduler.store.redis import (
 )
 from baton.scheduler.types import Told
 from harness.scheduling import LEASE_S, RedisServer, until
+from harness.support import CALL_S
 from tests.scheduler.conftest import opened, recovered, refused
 
 NAMES = [f"{ours}{theirs}" for ours in range(4) for theirs in range(4)]
 
 
 @pytest.fixture
-async def stores(own_redis):
+async def stores(own_redis, monkeypatch):
     """The stores of two schedulers over one Redis."""
+    monkeypatch.setattr(redis, "CALL_TIMEOUT_S", CALL_S)
     async with opened(own_redis.url) as made:
         yield made
 
@@ -128,9 +130,11 @@ async def dead(server):
 
 @asynccontextmanager
 async def hung(server):
-    server.hang()
-    yield "does not answer in time"
-    server.wake()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redis, "CALL_TIMEOUT_S", CALL_TIMEOUT_S)
+        server.hang()
+        yield "does not answer in time"
+        server.wake()
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from baton.scheduler.worker_session import WorkerSession
 from baton.security.names import Role
 from baton.services.config import PolicySettings
 from harness.scheduling import Options, capacity, identity, need, place, until, until_told, working
+from harness.support import CALL_S
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 
@@ -49,7 +50,7 @@ async def add(client, *workers):
 async def health(address, service=""):
     async with aio_channel(address, Role.SCHEDULER) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=2)
+        reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=CALL_S)
         return int(reply.status)
 
 
@@ -72,7 +73,7 @@ async def test_a_requests_life(server, client):
     told = await client.describe()
     assert [worker.identity.worker_id for worker in told.workers] == ["p", "d"]
     assert (told.workers[0].reserved_prompt_tokens, told.workers[1].reserved_blocks) == (100, 8)
-    assert told.workers[0].heartbeat_age_s < 3
+    assert told.workers[0].heartbeat_age_s < 30
     assert [one.attempt.request_id for one in told.attempts] == ["r"]
     await until(lambda: figure(server, "live_attempts") == 1)
     await until(lambda: figure(server, "workers", role="prefill", state="ready") == 1)
@@ -214,10 +215,10 @@ async def test_a_cancelled_request_is_not_placed(server, client):
             assert not (await asyncio.to_thread(next, call)).replies
         for one in sent:
             one.go_on.set()
-        time.sleep(0.3)  # noqa: ASYNC251 (the scheduler is busy)
+        time.sleep(0.6)  # noqa: ASYNC251 (the scheduler is busy)
         for call in calls:
             call.cancel()
-        time.sleep(0.2)  # noqa: ASYNC251 (still busy)
+        time.sleep(0.6)  # noqa: ASYNC251 (still busy)
     await until(lambda: figure(server, "rejections_total", code="deadline") > 0)
     assert not (await client.describe()).attempts
     await place(client, "next")
@@ -236,7 +237,7 @@ async def test_late_messages_of_a_worker_are_counted(server, client):
         assert figure(server, "stale_epochs_total", what="worker") == 3
         assert len((await client.describe()).workers) == 1
         second = WorkerSession(client, identity("w"), pb.WorkerLoad)
-        await second.start(2)
+        await second.start(30)
         assert (await client.describe()).workers[0].identity.epoch == 3
         await second.close()
     assert not (await client.describe()).workers
@@ -262,7 +263,7 @@ async def test_a_snapshot_has_the_bookings_of_other_routers(server, client):
 
 async def test_a_client_renews_its_placements():
     async with (
-        SchedulerServer(Options(placement_lease_s=0.4)) as server,
+        SchedulerServer(Options(placement_lease_s=2.0)) as server,
         SchedulerClient(server.address) as operator,
     ):
         async with SchedulerClient(server.address, router_id="router") as router:
@@ -271,9 +272,9 @@ async def test_a_client_renews_its_placements():
             for number in range(3):
                 async with SchedulerClient(server.address) as dies:
                     await place(dies, f"left{number}")
-                await until_told(operator, lambda told: len(told.attempts) == 1)
+            await until_told(operator, lambda told: len(told.attempts) == 1)
             assert [one.attempt.request_id for one in (await operator.describe()).attempts] == ["held"]
-            await until(lambda: figure(server, "leases_expired_total") == 3)
+            await until(lambda: figure(server, "leases_expired_total") >= 3)
         await until_told(operator, lambda told: not told.attempts)  # its lease has expired
 
 
@@ -302,7 +303,7 @@ async def test_no_worker_is_ready_before_its_capacity_is_known(server):
     one.ClearField("capacity")
     async with Slow(server.address) as client:
         session = WorkerSession(client, one, pb.WorkerLoad)
-        starting = asyncio.create_task(session.start(2))
+        starting = asyncio.create_task(session.start(30))
         await until(lambda: client.registrations == 1)
         loaded = asyncio.create_task(session.ready(capacity()))
         await until(lambda: client.registrations == 2)

@@ -185,7 +185,8 @@ async def test_late_placements_of_a_hanging_scheduler_are_superseded(redis_serve
         assert {one.booking.attempt for one in server._servicer.ledger.live.values()} == holding
 
 
-async def test_the_oldest_request_goes_first_at_any_scheduler(two):
+async def test_the_oldest_request_goes_first_at_any_scheduler(two, monkeypatch):
+    monkeypatch.setattr("baton.scheduler.placer.HEARD_S", 60.0)
     await two.work("m")
     other, mine = await two.route(0), await two.route(1)
     running = [await place(mine, uuid.uuid4().hex) for _ in range(8)]
@@ -229,7 +230,7 @@ async def test_every_scheduler_gets_cache_reports(two):
         session = WorkerSession(client, identity(name_at(client, two.addresses[0])), pb.WorkerLoad)
         session.blocks = BlockLogs()
         session.blocks.take(Change(stored=keys))
-        await session.start(5)
+        await session.start(30)
         await session.ready(capacity())
         await until(lambda: known(9_000))
         session.blocks.take(Change(removed=keys[4_000:]))

@@ -39,7 +39,7 @@ async def client():
 async def test_a_workers_life(client):
     loads = iter(range(1_000))
     session = WorkerSession(client, loading(), lambda: pb.WorkerLoad(running=next(loads)))
-    await session.start(1)
+    await session.start(30)
     assert session.registered
     assert (await client.describe()).workers[0].state == pb.WORKER_STATE_STARTING
     with pytest.raises(NoCapacity, match="none is ready"):
@@ -112,7 +112,7 @@ async def test_close_is_quick_when_the_scheduler_is_unreachable():
     async with SchedulerServer(Options()) as server:
         client = SchedulerClient(server.address)
         session = WorkerSession(client, identity("m"), pb.WorkerLoad)
-        await session.start(1)
+        await session.start(30)
     began = time.monotonic()
     await session.close()
     await client.close()
@@ -180,7 +180,7 @@ async def test_every_scheduler_gets_all_messages_of_a_worker(both):
         lambda: pb.WorkerLoad(running=next(loads)),
         lambda reply, _: heard.append(reply.clock_s),
     )
-    await session.start(2)
+    await session.start(30)
     assert both.seen(0) == both.seen(1) == "STARTING"
     await session.ready(capacity())
     assert both.seen(0) == both.seen(1) == "READY"
@@ -224,14 +224,14 @@ async def test_one_scheduler_can_refuse_a_worker(both):
     await both.client.register(large, pb.WORKER_STATE_READY, scheduler=both.addresses[1])
     session = WorkerSession(both.client, identity("m"), pb.WorkerLoad)
     with pytest.raises(Refused, match="'large' in topic"):
-        await session.start(2)
+        await session.start(30)
     await session.close()
     assert both.seen(0) == ""  # it has deregistered
 
 
 async def test_a_scheduler_without_the_capacity_does_not_hear_ready(both):
     session = WorkerSession(both.client, loading(), pb.WorkerLoad)
-    await session.start(2)
+    await session.start(30)
     both.client.at = both.addresses[1]
     await session.ready(capacity())
     assert both.seen(0) == "READY"

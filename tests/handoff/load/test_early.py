@@ -17,7 +17,7 @@ from tests.handoff.caches import random_blocks, records, released
 from tests.handoff.load.conftest import CACHE_BLOCKS
 from tests.handoff.mock import Faults
 
-LONG_S, DELAY_S = 2.5, 0.15  # a pull's timeout; a pull has four delays
+LONG_S, DELAY_S = 3.5, 0.15  # a pull's timeout; a pull has four delays
 WAITING = 14  # pulls, two at a time
 FROM, INTO = random_blocks(CACHE_BLOCKS, 10, 1), random_blocks(CACHE_BLOCKS, 10, 3)
 

@@ -100,6 +100,7 @@ def test_a_silent_source_does_not_block_pulls_from_others(pair, mock):
     with contextlib.closing(source(make_cache(CACHE_BLOCKS, 1))) as other:
         Mock.sources[other.service.address] = other.staging
         mock.faults.silent = pair.source.service.address
+        pair.loader._pull_timeout_s = 60.0
         for number in range(6):
             manifest = pair.source.save(f"silent {number}", 40, random_blocks(CACHE_BLOCKS, 2))
             pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 2)), request_id=f"silent {number}")
@@ -112,7 +113,7 @@ def test_a_silent_source_does_not_block_pulls_from_others(pair, mock):
         done = []
         while len(done) < 4:
             done += pair.loader.take_finished()
-            assert time.monotonic() < began + 4  # silent pulls have a deadline of 5 s
+            assert time.monotonic() < began + 10 * PATIENCE
             time.sleep(0.01)
         assert [one.problem for one in done] == [None] * 4
         assert {one.request_id for one in done} == {f"r{number}" for number in range(4)}

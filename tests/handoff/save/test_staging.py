@@ -88,19 +88,22 @@ def test_a_shorter_lease_after_a_longer_one_expires_in_time(make, eventually):
 
 
 def test_memory_that_is_read_is_not_used_again_before_the_reader_ends(make, eventually):
-    staging = make(lease_s=0.05)
-    put(staging, "a", blocks=60, fill=1)
+    staging = make()
+    put(staging, "a", blocks=59, fill=1)
     with staging.opened("a", 1) as entry:
+        staging.lease_s = 0.02
+        staging.renew([("a", 1)])
+        put(staging, "b", blocks=1)  # its thread looks at the leases again
         eventually(lambda: staging.held() == (0, 0))
         with pytest.raises(StagingFull):
-            staging.reserve("b", 1, 60)
+            staging.reserve("c", 1, 60)
         assert (records(entry) == 1).all()
-    put(staging, "b", blocks=60)
+    put(staging, "c", blocks=60)
 
 
 def test_saves_older_than_a_lease_are_overdue(make, eventually):
     """Renewals, or a reader that does not end, keep them that long."""
-    staging = make(1.0)  # longer than the pauses of a busy machine
+    staging = make(2.0)  # longer than the pauses of a busy machine
     put(staging, "renewed")
     assert staging.overdue_s() == 0.0
 
@@ -142,10 +145,10 @@ def test_each_end_of_an_entry_is_reported_once(eventually):
     staging.discard(staging.reserve("discarded", 1, 3))
     for name in ("released", "closed"):
         put(staging, name)
-    staging.lease_s = 0.02
-    put(staging, "expired")
     assert staging.release("released", 1)
     assert not staging.release("released", 1)
+    staging.lease_s = 0.02
+    put(staging, "expired")
     eventually(lambda: len(ended) == 2)
     staging.close()
     assert ended == [("released", 1), ("expired", 1), ("closed", 1)]
@@ -188,15 +191,18 @@ def test_each_slot_must_have_the_ticket(staging):
 
 
 def test_a_renewed_lease_does_not_expire(make, eventually):
-    staging = make(lease_s=1.0)  # longer than the pauses of a busy machine
+    staging = make(lease_s=2.5)  # longer than the pauses of a busy machine
     put(staging, "a")
     put(staging, "b")
-    until = time.monotonic() + 2.5
+    until = time.monotonic() + 3.0
     while time.monotonic() < until:
         assert staging.renew([("a", 1), ("a", 2), ("nobody", 1)]) == [("a", 2), ("nobody", 1)]
         time.sleep(0.02)
     assert staging.held()[0] == 1
     assert staging.renew([("b", 1)]) == [("b", 1)]
+    staging.lease_s = 0.02
+    staging.renew([("a", 1)])
+    put(staging, "c")  # its thread looks at the leases again
     eventually(lambda: staging.held() == (0, 0))
 
 

@@ -63,9 +63,7 @@ def test_they_answer_like_one_engine_and_learn_of_its_end(tmp_path, write, engin
             return
         gang.still()
         gang.processes[1].kill()
-        began = time.monotonic()
-        eventually(lambda: gang.call(0, "look").lost, 5.0, "rank 0 learns of it")
-        assert time.monotonic() - began < 1.0
+        eventually(lambda: gang.call(0, "look").lost, 5.0, "rank 0 learns of it before 30 s of silence")
 
 
 def test_drafts_that_come_with_a_prompt_are_verified_at_once(tmp_path):

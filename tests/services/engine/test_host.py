@@ -21,7 +21,7 @@ from tests.handoff.engines import manifest_of, read, watched
 
 pytestmark = pytest.mark.timeout(240)  # engines start within the first test
 
-POLL_S = 5.0  # so long that a load seen only by the next poll is too late
+POLL_S = 20.0  # so long that a load seen only by the next poll is too late
 POLLS_S = hosts._POLL_S, hosts._POLL_MOST_S, hosts._POLL_WOKEN_S
 
 

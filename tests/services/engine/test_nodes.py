@@ -95,7 +95,7 @@ def test_a_limb_ends_with_its_leader(world):
         gang.processes[0].kill()
         began = time.monotonic()
         eventually(lambda: not any(map(runs, ranks)), CALL_S, "its ranks have ended", 0.01)
-        assert time.monotonic() - began < 1.0 * PATIENCE
+        assert time.monotonic() - began < 3.0 * PATIENCE
 
 
 @whole_table
@@ -122,7 +122,7 @@ def test_data_parallel(world, engine):
 def ends_with_its_limb(gang):
     began = time.monotonic()
     eventually(lambda: gang.call(0, "look").lost, CALL_S, "the leader learns of it", 0.01)
-    assert time.monotonic() - began < 1.0 * PATIENCE
+    assert time.monotonic() - began < 3.0 * PATIENCE
     eventually(lambda: gang.processes[1].poll() is not None, CALL_S, "the limb has ended", 0.01)
 
 

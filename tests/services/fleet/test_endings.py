@@ -52,7 +52,7 @@ def greedy():
 parts = Parts(Path({str(tmp_path)!r}), lambda name, text: print(name, text, flush=True))
 parts.add("decode-0", Kind.WORKER, greedy)
 parts.members[0].proven = True
-deadline = time.monotonic() + 30
+deadline = time.monotonic() + 100
 while not parts.members[0].budget.deaths and time.monotonic() < deadline:
     parts.reap()
     time.sleep(0.01)

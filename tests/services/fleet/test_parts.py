@@ -108,11 +108,20 @@ def printed(part):
     return part.child.log.read_text()[part.child.log_from :]
 
 
+def wait_for(number, begun):
+    """Call `begun`, and wait for a signal. Any thread may take it: a fork can leave some of gRPC's."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    signal.signal(number, lambda *_: None)
+    begun()
+    os.read(reading, 1)
+
+
 def engine():
     """Fail on SIGUSR1, even if it comes before the wait for it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    os.write(1, b"baton: error: the engine failed: ValueError: shape mismatch\n")
-    signal.sigwait({signal.SIGUSR1})
+    words = b"baton: error: the engine failed: ValueError: shape mismatch\n"
+    wait_for(signal.SIGUSR1, lambda: os.write(1, words))
     os._exit(ENGINE_FAILED)
 
 
@@ -264,9 +273,7 @@ def test_a_drain_after_a_death_is_no_death_where_readiness_is_unknown(fleet):
 
 
 def drained():
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    os.write(1, b"drains\n")
-    signal.sigwait({signal.SIGTERM})
+    wait_for(signal.SIGTERM, lambda: os.write(1, b"drains\n"))
     os._exit(0)
 
 

@@ -13,6 +13,7 @@ from baton.services.config import Settings, load
 from baton.services.fleet.parts import Parts, Patience
 from baton.services.fleet.places import Plan, members_of, places_of
 from baton.services.fleet.watch import Ordered
+from harness.support import CALL_S
 from tests.services.fleet import test_parts
 
 SETTINGS = Settings(autoscale={"mode": "on", "prefill": "1-2", "decode": "1-2"})
@@ -32,14 +33,12 @@ class Fleet(test_parts.Fleet):
         return places_of(plans, lambda _: self.worker)
 
     def worker(self, name, role, _where):
-        def run():
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        def begun():
             self._tell.send((name, role()))
             if name == "worker-3":
                 sys.exit(1)
-            signal.sigwait({signal.SIGTERM})
 
-        return run
+        return lambda: test_parts.wait_for(signal.SIGTERM, begun)
 
     def obey(self, fence, **roles):
         self.places.obey(
@@ -47,7 +46,7 @@ class Fleet(test_parts.Fleet):
         )
 
     def ran(self):
-        assert self.started.poll(10)
+        assert self.started.poll(CALL_S)
         return self.started.recv()
 
     def part(self, name):

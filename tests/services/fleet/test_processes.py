@@ -15,7 +15,7 @@ from baton.services.fleet.devices import Devices
 from baton.services.fleet.parts import Kind, Parts
 from baton.services.fleet.watch import Watched
 from baton.services.models import models_of
-from harness.support import eventually, free_port, listening
+from harness.support import PATIENCE, eventually, free_port, listening
 
 BEGUN_S = 30.0  # a new Python, on a busy machine
 
@@ -99,5 +99,5 @@ def tell(events, watched):
 def test_the_watchers_pipe_reaches_it(parts):
     ours, theirs = Pipe(duplex=False)
     parts.add("watcher", Kind.WATCHER, partial(tell, theirs, Watched("here:1", "http://here")))
-    assert ours.poll(BEGUN_S)
+    assert ours.poll(BEGUN_S * PATIENCE)
     assert ours.recv() == "here:1"

@@ -159,7 +159,8 @@ async def test_a_prefill_worker_that_dies_is_lost_once(cluster, monkeypatch, fir
     await until(lambda: decode.seen.starts and any(one.seen.starts for one in prefills), "it is prefilled")
     if first.startswith("the decode"):
         await until(lambda: decode.running == [], "the decode worker has given it up")
-    other, dead = sorted(prefills, key=lambda one: len(one.seen.starts))
+    [dead] = [one for one in prefills if one.seen.starts]
+    [other] = [one for one in prefills if one is not dead]
     other.faults.clear()
     await dead.die()
     right(await cluster.answer("q"), LONG, 8)

@@ -59,13 +59,14 @@ async def test_a_request_resumes_after_n_tokens(target, kind):
     tokens = prompt(70, seed=list(KINDS).index(kind))
     whole = await uninterrupted(target, f"whole {kind}", tokens, kind)
     assert len(whole.tokens) > 7, "too short to interrupt"
-    for n in (1, 2, 7):
-        core = request(f"after {n} {kind}", tokens, **params(kind))
-        await target.start(core, DECODE, written=whole.tokens[:n])
-    for n in (1, 2, 7):
-        rest = await target.end(f"after {n} {kind}")
-        same(whole, n, rest)
-        assert rest.prompt_logprobs == 0
+    for batch in ((1,), (2, 7)):  # alone, and together
+        for n in batch:
+            core = request(f"after {n} {kind}", tokens, **params(kind))
+            await target.start(core, DECODE, written=whole.tokens[:n])
+        for n in batch:
+            rest = await target.end(f"after {n} {kind}")
+            same(whole, n, rest)
+            assert rest.prompt_logprobs == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

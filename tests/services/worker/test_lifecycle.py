@@ -82,12 +82,13 @@ async def test_an_operators_drain_waits_for_requests_and_handoffs_and_can_be_und
     handed = request("handed over while it drains", prompt(100, seed=20))
     async with connected(worker.address) as source:
         begun = await source.prefill(handed)
-        await source.start(slow("finishes", 20), DECODE)
+        await source.start(slow("finishes", 60), DECODE)
         await source.some("finishes", 1)
         async with SchedulerClient(workers.scheduler) as client:
             assert (await client.drain(worker.name)).problem == ""
         eventually(lambda: not worker.serving(), 10, "it drains")  # a heartbeat tells it
-        assert len((await source.end("finishes")).tokens) == 20
+        assert worker.figure("baton_worker_requests_running") == 1
+        assert len((await source.end("finishes")).tokens) == 60
         assert (await registered(worker)).state == DRAINING
         assert worker.exitcode is None  # the handoff has not been pulled
         rest = await target.run(handed, DECODE, source=source.source(handed))
@@ -130,13 +131,14 @@ async def test_a_worker_changes_its_role_under_load(workers, target):
         assert "no worker's id" in (await client.set_role("nobody", ROLE_DECODE)).problem
         await source.start(slow("holds it", 3900), DECODE)
         await source.some("holds it", 1)
-        await source.start(slow("finishes", 20), DECODE)
+        await source.start(slow("finishes", 60), DECODE)
         await source.some("finishes", 1)
         worker.signal(signal.SIGTERM)
         eventually(lambda: not worker.serving(), 10, "it drains")
+        assert worker.figure("baton_worker_requests_running") == 2
         assert "it is draining" in (await client.set_role(worker.name, ROLE_DECODE)).problem
         assert (await registered(worker)).state == DRAINING
-        assert len((await source.end("finishes")).tokens) == 20
+        assert len((await source.end("finishes")).tokens) == 60
         worker.signal(signal.SIGINT)  # a second signal ends it at once
         assert worker.ended(5) == 128 + signal.SIGINT
 

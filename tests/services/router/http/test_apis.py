@@ -126,7 +126,7 @@ async def test_a_failing_stream_ends_in_its_apis_form(site):
     async def cut(path, **more):
         body = {**ASKED, "stream": True, **more}
         async with site.http(KEY) as http:
-            got = await http.post(path, json=body, headers={"X-Request-Timeout": "2"})
+            got = await http.post(path, json=body, headers={"X-Request-Timeout": "4"})
         assert got.status_code == 200, got.text
         return [line for line in got.text.splitlines() if line]
 

@@ -321,6 +321,7 @@ async def stage_seconds(http):
 
 async def test_sigterm_lets_streams_end_within_the_drain(site, scheduler):
     """A stream that outlasts the drain ends with an error. No test may follow: this one ends the router."""
+    assert site.process.poll() is None, "another test ended it: run this one last"
     before = len(site.process.text)
     async with Members(scheduler) as members, site.client() as http:
         workers = await pair(members, http, step_s=0.1)  # six seconds for 60 tokens
