@@ -7,7 +7,7 @@ from harness.scrape import total
 from harness.support import CALL_S, eventually
 
 FLOOD, PASSING = 40, 4
-LONG, SHORT = 40, 10  # tokens of an answer
+LONG, SHORT = 80, 10  # tokens of an answer
 
 
 def figure(one, name):
@@ -33,7 +33,12 @@ def test_interactive_requests_pass_a_flood_of_batch_work(one_pair):
     short = [ask(number, SHORT, "auto") for number in range(PASSING)]
     with ThreadPoolExecutor(FLOOD) as threads:
         flood = [threads.submit(ask, number, LONG, "flex") for number in range(FLOOD)]
-        eventually(lambda: figure(one_pair, "waiting_requests") > 0, CALL_S, "batch work waits")
+
+        def waits():
+            assert not all(one.done() for one in flood), "the flood was over before it was seen to wait"
+            return figure(one_pair, "waiting_requests") > 0
+
+        eventually(waits, CALL_S, "batch work waits")
         passed = [ask(number, SHORT, "auto") for number in range(PASSING)]
         left = sum(not one.done() for one in flood)
         answers = [one.result() for one in flood]
