@@ -93,7 +93,7 @@ def _up(name: str) -> Any:
 
 
 def _mix(seconds: float) -> Mix:
-    return Mix(seconds=seconds, long_per_s=0.5, vocabulary=256)  # tokens above 256 are marks of images
+    return Mix(seconds=seconds, long_per_s=0.5, vocabulary=256)  # tokens from 256 on are special
 
 
 def _beside(one: Deployment, seconds: float, seed: int) -> dict[str, float]:

@@ -114,7 +114,7 @@ def site(folder: Path, architecture: Architecture | None = None) -> Iterator[Sit
 
 
 class Comparison:
-    """Requests each answer undisturbed and cut, and compares the two."""
+    """Requests each answer twice, once with its worker failing at a given token, and compares both."""
 
     def __init__(
         self, site: Site, client: httpx.AsyncClient, every: int = 1, plain: Feature = FEATURES[0]

@@ -1,7 +1,6 @@
 """The requirements of one attempt at a request.
 
-To add a field, add it to the class, to message `Need` in protos/scheduler.proto, and to `need_of` in
-services/router/placement.py. If a filter uses it, add it to `could_take` in scheduler/placer.py as well;
+To add a field, see docs/extending.md. If a filter uses it, `could_take` in scheduler/placer.py must know it;
 otherwise a waiting request blocks slots that it cannot use.
 """
 

@@ -202,7 +202,7 @@ class Settling:
         self._until = self._ticked + settle_s
 
     def tick(self) -> None:
-        """Check the clock. Call it more often than every `HELD_UP_S`."""
+        """Settle anew if the last call was over `HELD_UP_S` ago: the process was held up."""
         now = self._clock()
         if now - self._ticked > HELD_UP_S:
             self._until = now + self._settle_s

@@ -38,7 +38,7 @@ from baton.scheduler.types import (
     place_of,
 )
 
-SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when no scheduler answers
+SNAPSHOT_AGE_S = 0.5  # maximum age of the feed; routers use it only when no scheduler answers
 PLACED_AT_ONCE = 16  # placements between pauses; with 500 full pairs of workers each takes 2 ms
 SHOWN_ATTEMPTS = 256  # live attempts in a description
 RETRY_AFTER_S = {  # until a retry may help; 0: never

@@ -111,7 +111,7 @@ def qwen2_5_vl(folder: Path) -> None:
 
 
 def qwen2_5_vl_large(folder: Path) -> None:
-    """Write a larger one for benches: 50 M parameters in bfloat16, up to 1,024 tokens for an image."""
+    """Write a larger Qwen2.5-VL for benches: 50 M parameters in bfloat16, up to 1,024 tokens for an image."""
     text = _text(8, hidden_size=768, intermediate_size=2304, num_attention_heads=12, num_key_value_heads=6)
     tower = {"hidden_size": 256, "intermediate_size": 704, "depth": 4, "num_heads": 4}
     _qwen2_5_vl(folder, text, tower, 768, most_pixels=896 * 896, dtype="bfloat16")

@@ -23,7 +23,7 @@ class Needs:
     shm: int = 0  # one worker's saved KV, all ranks
     uses_shm: bool = True
     files: int = WORKER_FILES
-    raises_limit: bool = False  # to the hard one, as routers do
+    raises_limit: bool = False  # raises its soft limit of files, as routers do
     memory: int = 0  # memory of one worker that will be started
 
     @classmethod

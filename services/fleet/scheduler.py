@@ -15,8 +15,8 @@ from baton.services.imports import collect_seldom
 def run_scheduler(settings: Settings) -> None:
     """Serve placements until SIGTERM or SIGINT.
 
-    Raises BatonError if the port is taken, or if the store's URL,
-    password or password file is wrong. While the store does not answer, placements are kept in memory.
+    Raises BatonError if the port is taken, or if the store's URL, password or password file is wrong. While
+    the store does not answer, placing continues, and drains are remembered here alone.
     """
     logs.configure(settings.log_format, "scheduler")
     own = settings.scheduler

@@ -33,7 +33,7 @@ def share_of(step: int) -> int:
 
 
 def priority(arrived_s: float, prompt_tokens: int, *, handed_over: bool = False, patience_ms: int = 0) -> int:
-    """Return the position in the engine's queue, in milliseconds; the lowest goes first.
+    """Return the position in the engine's queue (vLLM's `priority`), in milliseconds; the lowest goes first.
 
     arrived_s: on this worker's clock; prompt_tokens: 0 keeps the order of arrival; patience_ms: of the
     request's class, if it gives way

@@ -15,7 +15,7 @@ def shortened(text: str) -> str:
 
 
 class RequestFailed(ServiceError):
-    """An error that ends a request. `retry_after_s` is 0 if a retry would not help."""
+    """An error that ends a request. `retry_after_s`: 0 sends no Retry-After, except in a 503."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE  # the default
     # `type` and `code` of OpenAI's error object; if empty, they follow from the status.

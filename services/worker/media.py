@@ -20,7 +20,7 @@ from baton.services.engine.images import MOST_BYTES
 
 logger = logging.getLogger(__name__)
 
-STORE_BYTES = 2 * MOST_BYTES  # limit of all images
+STORE_BYTES = 2 * MOST_BYTES  # maximum total size of the stored images
 
 
 class MediaStore:

@@ -53,7 +53,7 @@ class WorkerMetrics(Metrics):
     _embeddings_found = counter("Images whose embeddings were still here when they were asked for")
     _embeddings_loaded = counter("Images whose embeddings came from an encode worker", "transport")
     _embeddings_loaded_bytes = counter("Bytes of embeddings that came from an encode worker", "transport")
-    _embeddings_load_failed = counter("Images whose embeddings did not come, by error", "error")
+    _embeddings_load_failed = counter("Images whose embeddings did not arrive, by error", "error")
     _dummy_steps = counter("Steps without requests, computed because another worker of the gang had some")
     _engine_steps_failed = counter("Engine steps that failed without ending the engine")
     _engine_step_seconds = histogram("Time of an engine step")

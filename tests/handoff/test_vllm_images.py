@@ -48,7 +48,7 @@ def resumed(engine, name, ids, first, features):
 
 
 def saved_and_resumed(engine, mark, seeds, how):
-    """Prefill, and queue the rest behind cold caches. Return both answers, and the prompt's length."""
+    """Prefill, clear the caches, and queue the rest. Return both answers, and the prompt's length."""
     ids, features = prompt(engine, mark, seeds)
     name, first = add(engine, ids, 1, save_params(1), features=features)
     engine.run()

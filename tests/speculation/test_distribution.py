@@ -81,7 +81,7 @@ class Laboratory:
         self.pool = ThreadPoolExecutor(2)
 
     def sample(self, case, ways=WAYS, samples=SAMPLES, *, asked=(), **how):
-        """Start to sample. asked: a prompt to use instead of the target's. how: more fields of the Order."""
+        """Start sampling. asked: a prompt to use instead of the target's. how: more fields of the Order."""
         speculative = case.speculative
         if speculative is not None and case.drafter:
             speculative = speculative | {"model": str(self._folder / case.drafter)}

@@ -78,7 +78,7 @@ def run(match, batch, k, low, high, dtype=torch.int32):
 
 
 def check(gpu, batch, k, low, high, dtype=torch.int32):
-    """Return the drafts of the naive form, which are those of the others."""
+    """Check that both implementations draft what the naive one does, and return that."""
     wanted = []
     for request, limit in enumerate(batch.limits.tolist()):
         row = request if batch.rows is None else int(batch.rows[request])
