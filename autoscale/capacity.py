@@ -147,7 +147,7 @@ class CapacityMeter:
         now, before = load.counts, earlier.counts
         busy_s = now.busy_s - before.busy_s
         computed = now.computed_tokens - before.computed_tokens
-        if role == pb.ROLE_ENCODE:  # before busy_s is checked: a worker that finds all images takes no steps
+        if role == pb.ROLE_ENCODE:  # a worker that finds all images has no busy_s
             images, kept = load.embeddings, earlier.embeddings
             self._encode.add(computed, busy_s, images.computed - kept.computed, images.found - kept.found)
             return

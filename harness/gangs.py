@@ -422,7 +422,7 @@ class Gang:
 def plain_answers(
     model: Path, prompts: Sequence[list[int]], tokens: Sequence[int], **engine: Any
 ) -> list[list[int]]:
-    """Return a plain engine's answer to each prompt, of so many tokens. `engine`: settings."""
+    """Return a plain engine's answers: `tokens[n]` tokens to prompt n. engine: settings."""
     names = [str(number) for number in range(len(prompts))]
     with Gang(Options(model, size=1, engine=engine)) as plain:
         for name, prompt, count in zip(names, prompts, tokens, strict=True):

@@ -30,7 +30,7 @@ from baton.scheduler.store import Store
 from baton.scheduler.types import FleetView, Told, WorkerRecord, place_of
 
 BALANCE_AFTER_S = 5.0  # how long one side lacks workers that the other can spare before one changes
-BALANCE_S = 1.5  # between decisions without goals
+BALANCE_S = 1.5  # pause between decisions without goals
 LEASE_STEPS = 3  # steps the deciding scheduler may miss before another takes over
 TOLD_S = 10.0  # s; a router or fleet silent for this long counts as dead
 

@@ -21,7 +21,7 @@ from baton.tasks import patiently, spawn, stop
 
 CHECK_S = 1.0  # s; interval and deadline of checks when there are several schedulers
 MISSED = 2  # missed answers in a row before a scheduler counts as dead
-BACK_S = 3.0  # before a returned scheduler gets keys again: it must first learn of workers and bookings
+BACK_S = 3.0  # delay until a returned scheduler gets keys again: it must first learn of workers and bookings
 
 # gRPC's prefix before the reason: "failed to connect to all addresses; last error: UNKNOWN: ipv4:ADDRESS: ".
 _BEFORE_REASON = re.compile(r"^failed to connect to all addresses; last error: ([A-Z_]+: )?(ipv[46]:\S+: )?")

@@ -23,11 +23,11 @@ from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.types import Booking, attempt_from_wire, attempt_to_wire, booking_to_wire
 from baton.tasks import stop
 
-FLUSH_S = 0.01  # between reports sent on their own
+FLUSH_S = 0.01  # pause between reports sent on their own
 # How long events other than bookings wait for a message with placements. While requests wait for room,
 # they are sent at once to this router's home, because it should see freed room first.
 RIDE_S = 0.05
-RETRY_S = 0.2  # between retries while nobody answers
+RETRY_S = 0.2  # pause between retries while nobody answers
 KEEP_S = 60.0  # s; older events are useless, because their attempts' leases have expired
 BATCH = 512  # events and renewals per message
 QUEUED_EVENTS = 16_384  # further events are dropped
@@ -35,7 +35,7 @@ RENEWALS_PER_LEASE = 3
 PLACE_TIMEOUT_S = 3.0  # deadline of a message with placements
 REPORT_TIMEOUT_S = 2.0  # deadline of a message without placements
 MOST = 64  # placements per message
-CLOSE_S = 1.0  # for sending the last reports
+CLOSE_S = 1.0  # time limit for sending the last reports
 _GIVEN_UP = "the call of the scheduler was given up"
 
 Send = Callable[[pb.ExchangeRequest, float], Awaitable[pb.ExchangeReply]]  # request, deadline in s

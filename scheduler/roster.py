@@ -184,7 +184,7 @@ class Peers:
         self._best = {method: sorted(all_of_it, reverse=True)[:2] for method, all_of_it in found.items()}
 
 
-HELD_UP_S = 2.0  # without a tick: the process was stopped or starved, and heartbeats may still be unread
+HELD_UP_S = 2.0  # longest time without a tick; after more, heartbeats may still be unread
 
 
 class Settling:

@@ -28,8 +28,8 @@ from baton.scheduler.servicer import SchedulerServicer
 from baton.scheduler.store import open_store
 from baton.scheduler.types import SchedulerOptions
 
-WATCH_S = 0.5  # between looks at the store and sweeps of expired entries
-STOP_GRACE_S = 2.0  # for calls under way when the server stops
+WATCH_S = 0.5  # interval of looks at the store and sweeps of expired entries
+STOP_GRACE_S = 2.0  # time limit of calls under way when the server stops
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 log = logging.getLogger(__name__)

@@ -41,7 +41,7 @@ from baton.scheduler.types import (
 SNAPSHOT_AGE_S = 0.5  # maximum age of the feed; routers use it only when no scheduler answers
 PLACED_AT_ONCE = 16  # placements between pauses; with 500 full pairs of workers each takes 2 ms
 SHOWN_ATTEMPTS = 256  # live attempts in a description
-RETRY_AFTER_S = {  # until a retry may help; 0: never
+RETRY_AFTER_S = {  # delay after which a retry may help; 0: never
     pb.Rejection.CODE_NO_WORKERS: 2.0,
     pb.Rejection.CODE_FULL: 1.0,
     pb.Rejection.CODE_TOO_LARGE: 0.0,

@@ -19,9 +19,9 @@ from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable
 from baton.scheduler.types import place_of
 from baton.tasks import stop
 
-HURRY_S = 0.1  # between heartbeats while the scheduler lacks much of the block log
-RETRY_S = 0.5  # between attempts to register at start
-CLOSE_S = 1.0  # for deregistering
+HURRY_S = 0.1  # interval of heartbeats while the scheduler lacks much of the block log
+RETRY_S = 0.5  # pause between attempts to register at start
+CLOSE_S = 1.0  # time limit of deregistering
 EPOCH_TRIES = 3  # registrations in a row that may be refused for a later epoch
 # How long a scheduler's last answer about a drain stays valid after it has gone silent. Another scheduler
 # that was started while Redis was down may not know of the drain.

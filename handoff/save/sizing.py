@@ -10,7 +10,7 @@ from baton.handoff.memory.views import bytes_for
 
 CACHE_SHARE = 2  # 1/CACHE_SHARE of the KV cache holds a batch and the prompts queued after it
 EMBEDDINGS_BYTES = 4 << 30  # a few hundred images of a megapixel each
-FREE_SHARE = 4  # and at most 1/FREE_SHARE of free /dev/shm, as other ranks and workers start at the same time
+FREE_SHARE = 4  # at most 1/FREE_SHARE of free /dev/shm, as other ranks and workers start at the same time
 
 
 @dataclass(frozen=True)

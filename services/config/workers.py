@@ -156,8 +156,8 @@ class SchedulerSettings(Section):
     max_queued_prompt_tokens: Positive = 32_768
     """Maximum number of prompt tokens queued on one prefill worker; further requests wait in the router."""
     handoff_min_tokens: Count = 0
-    """A prompt of which a decode worker has to compute fewer tokens than this is prefilled there, without a
-    handoff."""
+    """If a decode worker would compute fewer tokens of a prompt than this, it prefills the prompt itself,
+    without a handoff."""
     idle_decode_tokens: Count = 8_192
     """Maximum number of prompt tokens that an idle decode worker prefills itself at a time while prefill
     workers have queues; 0 turns this off. Classes that give way do not use it."""

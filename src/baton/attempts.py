@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 MAX_EPOCH = 2**31  # far above any real epoch
 EPOCH_KEEP_S = 60  # how long a request's last epoch is remembered; no call takes longer
-PREFIX_WAIT_S = 1.0  # for a source to save a prompt's prefix; after that the whole prompt is computed
+PREFIX_WAIT_S = 1.0  # time limit to save a prompt's prefix; after that the whole prompt is computed
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 
-PAUSE_S = 1.0  # before a restart; doubles with each failure
+PAUSE_S = 1.0  # pause before a restart; doubles with each failure
 MOST_PAUSE_S = 60.0
-CALM_S = 60.0  # without a failure; then pauses are short again
+CALM_S = 60.0  # time without a failure after which pauses are short again
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from baton.redis_url import CLUSTER, PASSWORD_FILE, REDIS, SENTINEL
 
-FIND_S = 0.25  # for one Sentinel or node; short enough to ask several
+FIND_S = 0.25  # time limit of one Sentinel or node; short enough to ask several
 SENTINEL_PORT = 26379
 _SENTINELS_OWN = ("sentinel_username", "sentinel_password")
 

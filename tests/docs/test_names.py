@@ -58,7 +58,7 @@ def test_paths_and_modules_exist(page):
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
 def test_names_are_in_their_files(page):
-    """Where a page says "`name` in `file`" or "`name` (`file`)", the file defines that name."""
+    """A file defines the name in "`name` in `file`" and in "`name` (`file`)"."""
     missing = []
     for name, file in NAME_IN_FILE.findall(page.prose):
         source = (ROOT / file).read_text()
@@ -81,7 +81,7 @@ def test_settings_exist(page):
 
 
 def test_flags_follow_from_the_configuration_page():
-    """A key's flag is the one that the page names, or else the one by the rule that the page states."""
+    """The page names a key's flag unless its own rule gives that flag."""
     text = PAGES["docs/configuration.md"].text
     prefixed = re.findall(r"\w+", re.search(r"in the sections ([\w, \n]+) it begins", text)[1])
     listed = re.findall(r"^- `(\w+)\.(\w+)(?:: [^`]*)?`(?: \(`([^`]+)`\))?:", text, re.MULTILINE)

@@ -99,7 +99,7 @@ async def test_a_dead_prefill_worker_loses_nothing(two_pairs, how):
 
 @dataclass
 class Read:
-    """What a stream delivered, keyed by the index of the choice, and its longest pause."""
+    """A stream's output, keyed by the index of the choice, and its longest pause."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)

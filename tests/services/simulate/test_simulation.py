@@ -79,7 +79,7 @@ def test_all_requests_end_and_nothing_stays_booked():
 
     async def whole():
         found = await simulation.run()
-        await asyncio.sleep(1.0)  # for the last reports
+        await asyncio.sleep(1.0)  # the last reports arrive
         view = deployment.roster.view()
         booked = {key: one_.reserved.requests for key, one_ in view.workers.items()}
         return found, len(deployment.ledger.live), booked
